@@ -3,11 +3,13 @@
 `python -m tests.fusefile FOLDER WORD...` mounts it on FOLDER in its own mount namespace, prints "ready", and
 serves until it is ended. The kernel then ends the waiting requests. Each WORD is a request that is never
 answered. When one arrives, the server prints "asked". `flush` arrives with each close(2) of the file,
-`getattr` with fstat(2), `read` with the first access to the file's mapped page.
+`getattr` with fstat(2), `read` with the first access to the file's mapped page, `write` when the kernel
+writes a page back that it kept in memory: at the latest when the file is closed.
 """
 
 import ctypes
 import os
+import socket
 import stat
 import struct
 import subprocess
@@ -19,9 +21,10 @@ from pathlib import Path
 from typing import IO
 
 #: Requests and replies from include/uapi/linux/fuse.h, version 7.31.
-LOOKUP, FORGET, GETATTR, OPEN, READ, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 15, 18, 25, 26
+LOOKUP, FORGET, GETATTR, OPEN, READ, WRITE, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 15, 16, 18, 25, 26
 INTERRUPT, BATCH_FORGET = 36, 42
-WORDS = {"flush": FLUSH, "getattr": GETATTR, "read": READ}
+WORDS = {"flush": FLUSH, "getattr": GETATTR, "read": READ, "write": WRITE}
+WRITEBACK_CACHE = 1 << 16
 ROOT, FILE = 1, 2
 FILE_BYTES = 4096
 ENOSYS = 38
@@ -36,12 +39,12 @@ def attributes(node: int) -> bytes:
     return struct.pack("<6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
 
-def reply(kind: int, node: int) -> tuple[int, bytes]:
+def reply(kind: int, node: int, flags: int) -> tuple[int, bytes]:
     """Returns a negated errno and a body. Attributes of the file are not cached, so the kernel asks each
     time.
     """
     if kind == INIT:
-        return 0, struct.pack("<4I2H2I2H8I", 7, 31, 4096, 0, 8, 8, 4096, 1, 0, 0, *(0,) * 8)
+        return 0, struct.pack("<4I2H2I2H8I", 7, 31, 4096, flags, 8, 8, 4096, 1, 0, 0, *(0,) * 8)
     if kind == LOOKUP:
         return 0, struct.pack("<4Q2I", FILE, 0, FOREVER, 0, 0, 0) + attributes(FILE)
     if kind == GETATTR:
@@ -52,6 +55,7 @@ def reply(kind: int, node: int) -> tuple[int, bytes]:
 
 
 def serve(device: int, silent: set[int]) -> None:
+    flags = WRITEBACK_CACHE if WRITE in silent else 0
     while True:
         request = os.read(device, 1 << 17)
         _, kind, unique, node = struct.unpack_from("<IIQQ", request)
@@ -59,7 +63,7 @@ def serve(device: int, silent: set[int]) -> None:
             if kind in silent:
                 print("asked", flush=True)
             continue
-        error, body = reply(kind, node)
+        error, body = reply(kind, node, flags)
         os.write(device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
 
 
@@ -101,6 +105,39 @@ def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
     finally:
         server.kill()
         server.communicate()
+
+
+# Program that changes the page of the FUSE file sys.argv[1], and then waits.
+_WRITER = """
+import os, sys
+os.pwrite(os.open(sys.argv[1], os.O_RDWR), bytes(4096), 0)
+os.write(1, b".")
+os.read(0, 1)
+"""
+
+
+@contextmanager
+def never_written_back(folder: Path, count: int) -> Iterator[tuple[Iterator[socket.socket], FuseFile]]:
+    """Yields sockets. The last close(2) of each closes the file that is in its queue, which has a page that
+    was not written back: the close waits, and no signal ends that, until the block ends.
+    """
+    with fuse_file(folder, "write") as file:
+        made = []
+        for _ in range(count):
+            ours, theirs = socket.socketpair()
+            with ours:
+                one = os.open(file.path, os.O_RDWR)
+                socket.send_fds(ours, [b"x"], [one])
+                os.close(one)
+            made.append(theirs)
+        # another process, because a child that this one starts would close its copy of the file, and wait
+        words = [sys.executable, "-c", _WRITER, str(file.path)]
+        writer = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert writer.stdout is not None and writer.stdout.read(1)
+        yield iter(made), file
+    writer.communicate()
+    for unused in made:
+        unused.close()
 
 
 # Program that makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its

@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -73,10 +74,10 @@ from vgpud.serve.old_files import take_over
 from vgpud.serve.peers import Identities
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
-from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket
+from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket, send_away
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
-from vgpud.untrusted import interrupt_waits
+from vgpud.untrusted import Untrusted
 
 T = TypeVar("T")
 log = structlog.get_logger("vgpud")
@@ -274,9 +275,9 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT. SIGHUP reloads the policy. A background loop that fails is started
-    again.
+async def serve(settings: Settings, passed: Mapping[str, socket.socket]) -> None:
+    """Serves until SIGTERM or SIGINT, on the sockets that systemd passed or else on its own. SIGHUP reloads
+    the policy. A background loop that fails is started again.
     """
     # reads /etc/subuid and looks up its names, so that the first caller does not wait for them
     SUBORDINATE.user_of(0)
@@ -288,13 +289,12 @@ async def serve(settings: Settings) -> None:
     # The handler of SIGHUP is installed first, because the signal's default action would end the daemon.
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
-    interrupt_waits()
+    Untrusted.user_of = SUBORDINATE.user_of
     async with daemon.running() as keeper:
         # Up to ten thousand recovered allocations live as long as the daemon. They are frozen, so that the
         # garbage collector does not visit them.
         gc.freeze()
         gc.enable()
-        passed = passed_sockets(os.environ)
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, passed))
         await server.start()
         assert daemon.ledger is not None
@@ -494,8 +494,11 @@ def main() -> int:
         "and leave; for the removal of vgpud",
     )
     arguments = parser.parse_args()
+    passed: Mapping[str, socket.socket] = {}
     try:
+        passed = passed_sockets(os.environ)
         settings = load_settings()
+        Untrusted.program = settings.arbiter
         logs.configure(settings.level)
         if arguments.check:
             digest = load(settings.policy_paths()).digest
@@ -507,8 +510,10 @@ def main() -> int:
             sys.stderr.writelines(f"vgpud: not put back, {line}\n" for line in left)
             return int(Exit.DIFFERS if left else Exit.OK)
         gc.disable()  # The garbage collector is off until `serve` has frozen the recovered objects.
-        uvloop.run(to_the_end(serve(settings)))
+        uvloop.run(to_the_end(serve(settings, passed)))
     except VgpuError as error:
+        # while a caller waited, systemd would start vgpud over and over
+        send_away(passed.values())
         complain(error)
         return int(error.code.exit_code)
     return int(Exit.OK)

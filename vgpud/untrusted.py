@@ -1,24 +1,36 @@
 """Sockets to callers that may pass descriptors (SCM_RIGHTS) which vgpud does not want.
 
-The kernel closes a passed descriptor that the receiver does not take within the receiver's own recv(2) or
-close(2). The last close of a TCP socket with SO_LINGER and unsent bytes waits for as long as the caller
-chose.
+The kernel closes descriptors that wait in a socket within the receiver's own recv(2), close(2) or exit. That
+close can wait for as long as the caller likes: for a socket that lingers (SO_LINGER), or without any end by a
+signal for a file of the caller's own file system (FUSE). From Linux 6.16 the kernel refuses such descriptors.
+On an older kernel, and on connections made before vgpud took a listener from systemd, vgpud receives no
+message that has some, and a keeper (native/arbiter/keeper.h) holds a copy of each socket, so that no close of
+vgpud's is the last one.
 """
 
+import array
 import errno
-import signal
+import os
+import resource
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _SO_PASSRIGHTS = 83  # value in asm-generic/socket.h, since Linux 6.16; Python's socket module lacks it
-_WAIT_SECONDS = 0.001  # longest wait of a call for sockets that the caller passed
-_NO_WAIT_SECONDS = 0.0001  # a call that takes less has not waited
+_MESSAGE = struct.Struct("=QQ")  # struct keeper_message: number, user
+_UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
+# sockets that one keeper takes; then another one is started, since sockets that callers keep open add up
+_MOST_HELD = 100_000
+_SPARE_DESCRIPTORS = 64
+_UNKNOWN_USER = (1 << 64) - 1
 
 
 def refuse_descriptors(listener: socket.socket) -> None:
@@ -30,6 +42,14 @@ def refuse_descriptors(listener: socket.socket) -> None:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
+    if isinstance(listener, Untrusted):
+        listener.may_pass = _may_pass(listener)
+
+
+def has_descriptors(connection: socket.socket, size: int) -> bool:
+    """Do descriptors come with the next `size` bytes? The kernel drops only its copies of them."""
+    _, _, got, _ = connection.recvmsg(size, 0, socket.MSG_PEEK)
+    return bool(got & socket.MSG_CTRUNC)
 
 
 def _may_pass(connection: socket.socket) -> bool:
@@ -40,88 +60,110 @@ def _may_pass(connection: socket.socket) -> bool:
         return True
 
 
-def interrupt_waits() -> None:
-    """Bounds the waits of all Untrusted sockets, which only the main thread may use from now on. It takes the
-    timer ITIMER_REAL of the process, and is called in the main thread.
-    """
-    # the kernel interrupts no wait by a signal that has no handler
-    signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.siginterrupt(signal.SIGALRM, False)
-    Untrusted.is_interrupted = True
+def start_helper(words: Sequence[str], stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
+    """Starts vgpu-arbiter as a keeper or a receiver (native/arbiter/receiver.h). Raises OSError."""
+    # the session of its own keeps a terminal's signals away
+    return subprocess.Popen(
+        words, executable=Untrusted.program, stdin=stdin, stdout=stdout, start_new_session=True
+    )
+
+
+class _Keeper:
+    """A running keeper. It ends when vgpud has ended, or all that it holds is closed and this object gone."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._numbers = count()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unbound = soft == resource.RLIM_INFINITY
+        self.left = _MOST_HELD if unbound else min(_MOST_HELD, soft - _SPARE_DESCRIPTORS)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            with theirs:
+                self._process = start_helper(["vgpu-keeper", "--keep"], theirs.fileno(), pidfd)
+        finally:
+            os.close(pidfd)
+
+    def hold(self, held: socket.socket, user: int) -> int:
+        """Returns the number by which `drop` knows the socket. Raises OSError if the keeper has ended."""
+        number = next(self._numbers)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held.fileno()]))
+        self._line.sendmsg([_MESSAGE.pack(number, user)], [rights])
+        self.left -= 1
+        return number
+
+    def drop(self, number: int) -> None:
+        with suppress(OSError):
+            self._line.send(_MESSAGE.pack(number, 0))
 
 
 class Untrusted(socket.socket):
     """A Unix socket to a caller, or the listener of such sockets.
 
-    A receive raises ConnectionAbortedError if the kernel dropped descriptors that came with the bytes.
+    A receive raises ConnectionAbortedError, and receives nothing, if descriptors came with the bytes.
     """
 
-    is_interrupted = False  # see interrupt_waits
-    may_pass = True  # without descriptors in the queue no call waits
-    in_all_seconds = 0.0  # how long calls on all sockets waited for descriptors that the kernel dropped
-    waited_seconds = 0.0  # the same, on this socket
+    program = Path("/usr/lib/vgpud/vgpu-arbiter")
+    user_of: Callable[[int], int] = staticmethod(lambda uid: uid)  # the user to whom a uid counts
+    may_pass = True
+    _listens = True
+    _running: _Keeper | None = None  # the keeper that takes sockets now
+    _held: tuple[_Keeper, int] | None = None
 
     def accept(self) -> tuple[socket.socket, Any]:
         made, address = super().accept()
         connection = Untrusted(made.family, made.type, made.proto, fileno=made.detach())
-        connection.may_pass = _may_pass(connection)
+        connection._listens, connection.may_pass = False, _may_pass(connection)
+        if connection.may_pass:
+            # an urgent byte is passed over by a look, and dropped by a receive
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+            self._hold(_UNKNOWN_USER)
+            connection._hold(_user_of(connection))
         return connection, address
 
-    def recvmsg(
-        self, bufsize: int, ancbufsize: int = 0, flags: int = 0, /
-    ) -> tuple[bytes, list[tuple[int, int, bytes]], int, Any]:
-        """As that of a socket. It raises nothing for descriptors that were dropped."""
-        with self._bounded():
-            return super().recvmsg(bufsize, ancbufsize, flags)
-
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        if not self.may_pass:
-            return super().recv(bufsize, flags)
-        data, _, got, _ = self.recvmsg(bufsize, 0, flags)
-        _refuse(got)
-        return data
+        return super().recv(self._looked(bufsize), flags)
 
     def recv_into(self, buffer: "WriteableBuffer", nbytes: int = 0, flags: int = 0) -> int:
-        if not self.may_pass:
-            return super().recv_into(buffer, nbytes, flags)
-        view = memoryview(buffer)
-        with self._bounded():
-            size, _, got, _ = self.recvmsg_into((view[: nbytes or len(view)],), 0, flags)
-        _refuse(got)
-        return size
+        return super().recv_into(buffer, self._looked(nbytes or memoryview(buffer).nbytes), flags)
 
     def close(self) -> None:
-        if not self.may_pass:
-            super().close()
-            return
-        with self._bounded():
-            super().close()
+        if self.may_pass:
+            self._hold(_UNKNOWN_USER)
+        held, self._held = self._held, None
+        if held is not None and not self._listens:  # a listener may be systemd's, too
+            with suppress(OSError):
+                self.shutdown(socket.SHUT_RDWR)  # the caller sees the end, although the keeper has a copy
+        super().close()
+        if held is not None:
+            keeper, number = held
+            keeper.drop(number)
 
-    @contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """Interrupts the wait of a call again and again, since a signal that comes before the wait does not
-        end it. While a signal is pending the kernel waits for no socket.
+    def _looked(self, size: int) -> int:
+        """How many of the next `size` bytes can be received. Raises ConnectionAbortedError if descriptors
+        came with them: the kernel drops only its copies of them when vgpud looks.
         """
-        began, ran = time.perf_counter(), time.thread_time()
-        if self.is_interrupted:
-            signal.setitimer(signal.ITIMER_REAL, _WAIT_SECONDS, _WAIT_SECONDS)
-        try:
-            yield
-        finally:
-            if self.is_interrupted:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            # processor time counts in full: the kernel frees what was passed, such as the pages of a memfd
-            took = max(min(time.perf_counter() - began, _WAIT_SECONDS), time.thread_time() - ran)
-            if took >= _NO_WAIT_SECONDS:
-                self.waited_seconds += took
-                Untrusted.in_all_seconds += took
+        if not self.may_pass:
+            return size
+        data, _, got, _ = self.recvmsg(size, 0, socket.MSG_PEEK)
+        if got & socket.MSG_CTRUNC:
+            raise ConnectionAbortedError(errno.ECONNABORTED, "the caller passed descriptors")
+        return len(data)
+
+    def _hold(self, user: int) -> None:
+        """Has a keeper hold this socket, if none does. Nothing changes if no keeper can be started."""
+        if self._held is not None or self.fileno() < 0:
+            return
+        for _ in range(2):  # the keeper may have been killed
+            with suppress(OSError):
+                keeper = Untrusted._running
+                if keeper is None or keeper.left <= 0:
+                    keeper = Untrusted._running = _Keeper()
+                self._held = keeper, keeper.hold(self, user)
+                return
+            Untrusted._running = None
 
 
-def _refuse(flags: int) -> None:
-    if flags & socket.MSG_CTRUNC:
-        raise ConnectionAbortedError(errno.ECONNABORTED, "the caller passed descriptors")
-
-
-def waited_seconds(connection: socket.socket) -> float:
-    """How long vgpud has waited for what the caller passed, up to now."""
-    return connection.waited_seconds if isinstance(connection, Untrusted) else 0.0
+def _user_of(connection: socket.socket) -> int:
+    _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Untrusted.user_of(uid)

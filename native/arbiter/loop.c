@@ -57,17 +57,16 @@ void loop_resume(struct source *source, uint32_t events)
     (void)loop_add(source, events);
 }
 
-uint64_t loop_remove(struct source *source)
+void loop_remove(struct source *source)
 {
     if (source->dead)
-        return 0;
+        return;
     source->dead = 1;
     epoll_ctl(epoll_of(source), EPOLL_CTL_DEL, source->fd, NULL);
-    uint64_t took_ns = untrusted_close(source->fd);
+    untrusted_close(source->fd);
     source->fd = -1;
     source->next_dead = dead_list;
     dead_list = source;
-    return took_ns;
 }
 
 static void bury(void)
@@ -121,7 +120,7 @@ int loop_accept(int listen_fd)
     close(spare_fd);
     fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
     if (fd >= 0)
-        (void)untrusted_close(fd);
+        untrusted_close(fd);
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return -EMFILE;
 }

@@ -28,9 +28,9 @@ int loop_add(struct source *source, uint32_t events);
 
 /*
  * Removes a source and closes its descriptor at once. destroy runs when no event of this batch can still point to the
- * source. Returns the nanoseconds that untrusted_close took.
+ * source.
  */
-uint64_t loop_remove(struct source *source);
+void loop_remove(struct source *source);
 
 /*
  * Makes a slow source a fast one. Precondition: it was added as slow. Returns 0 or -errno; after an error the source

@@ -4,6 +4,8 @@
  *
  *     vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
  *
+ * vgpud and the arbiter start `vgpu-arbiter --keep` (keeper.h), and vgpud `vgpu-arbiter --receive BYTES` (receiver.h).
+ *
  * It serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The kernel keeps
  * the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter finds every
  * tenant again, without a state file and without vgpud.
@@ -25,8 +27,10 @@
 #include "usage_guard.h"
 #include "usage_io.h"
 #include "control.h"
+#include "keeper.h"
 #include "loop.h"
 #include "process.h"
+#include "receiver.h"
 #include "rest.h"
 #include "looks.h"
 #include "rm.h"
@@ -131,6 +135,10 @@ int main(int argc, char **argv)
     const char *run_dir = NULL;
     const char *control_device = RM_CONTROL_DEVICE;
     bool foreground = false;
+    if (argc == 2 && strcmp(argv[1], "--keep") == 0)
+        return keeper_run();
+    if (argc == 3 && strcmp(argv[1], "--receive") == 0)
+        return receiver_run((size_t)strtoul(argv[2], NULL, 10));
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (option == 'r')
             run_dir = optarg;

@@ -17,13 +17,6 @@
 /* maximum of connections for one lease; forked children may keep old connections open */
 #define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS)
 
-/* Charges the lease for a wait that the tenant caused. */
-static void charge(struct lease *lease, uint64_t ns)
-{
-    if (ns >= RATE_NS_PER_UNIT)
-        (void)rest_afford(lease, (uint32_t)(ns / RATE_NS_PER_UNIT));
-}
-
 void connection_close(struct connection *connection)
 {
     turns_leave(connection);
@@ -34,7 +27,7 @@ void connection_close(struct connection *connection)
         *link = connection->next;
     VGPU_ASSERT(connection->lease->connection_count > 0);
     connection->lease->connection_count--;
-    charge(connection->lease, loop_remove(&connection->socket));
+    loop_remove(&connection->socket);
     if (connection->pidfd >= 0)
         close(connection->pidfd);
     connection->pidfd = -1;
@@ -106,8 +99,6 @@ static void connection_ready(struct source *source, uint32_t events)
     ssize_t size = untrusted_recv(source->fd, &request, sizeof(request));
     if (size < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR)))
         return;
-    if (size < 0 && errno == EPERM)
-        charge(lease, UNTRUSTED_WAIT_NS);
     if (size != (ssize_t)sizeof(request) || !rest_afford(lease, 1)) {
         connection_close(connection);
         return;
@@ -141,13 +132,15 @@ void register_accept(struct source *source, uint32_t events)
     int fd = loop_accept(source->fd);
     if (fd < 0)
         return;
+    untrusted_hold(source->fd, UINT64_MAX);
+    untrusted_hold(fd, lease_tenant(lease));
     pid_t pid = 0;
     bool room = rest_afford(lease, RATE_CONNECTION_UNITS) && lease->connection_count < CONNECTIONS_MAX;
     int pidfd = room ? identity_of_peer(fd, lease, &pid) : -1;
     struct connection *connection = pidfd >= 0 ? calloc(1, sizeof(*connection)) : NULL;
     if (connection == NULL || !lease_hold(lease)) {
         free(connection);
-        charge(lease, untrusted_close(fd));
+        untrusted_close(fd);
         if (pidfd >= 0)
             close(pidfd);
         return;
@@ -158,7 +151,7 @@ void register_accept(struct source *source, uint32_t events)
         .fd = fd, .slow = true, .ready = connection_ready, .destroy = connection_destroy};
     connection->lease = lease;
     if (loop_add(&connection->socket, EPOLLIN) != 0) {
-        (void)untrusted_close(fd);
+        untrusted_close(fd);
         close(pidfd);
         free(connection);
         lease_release(lease);

@@ -138,7 +138,7 @@ static void lease_close(struct lease *lease)
     looks_forget(lease);
     lease_unlink(lease);
     if (lease->unbound_fd >= 0)
-        (void)untrusted_close(lease->unbound_fd);
+        untrusted_close(lease->unbound_fd);
     loop_remove(&lease->listener);
 }
 

@@ -1,17 +1,21 @@
-"""A caller passes sockets that linger for an hour, and closes its own copies. The kernel drops them within
-vgpud's own receive or close.
+"""A caller passes sockets whose last close waits: they linger for an hour, or hold a file of the caller's own
+file system. It closes its own copies, so that the kernel closes them with the last copy of its connection.
 """
 
+import os
 import signal
 import socket
 import sys
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests import oldkernel
+from tests.conditions import needs
 from tests.e2e.conftest import NodeMaker
+from tests.fusefile import never_written_back
 from tests.lease.conftest import eventually
 from tests.lingering import kernel_refuses_descriptors, lingering, passes
 from vgpud.serve.runtime_wire import REQUEST
@@ -33,7 +37,10 @@ def has_ended(line: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("before", [[], oldkernel.words()], ids=["kernel", "kernel before 6.16"])
+KERNELS = pytest.mark.parametrize("before", [[], oldkernel.words()], ids=["kernel", "kernel before 6.16"])
+
+
+@KERNELS
 def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
     make_node: NodeMaker, before: list[str]
 ) -> None:
@@ -64,3 +71,57 @@ def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
         node.stop()
     refuses = kernel_refuses_descriptors() and not before
     assert took == ({"runtime.sock"} if refuses else WORDS.keys())
+
+
+def helpers_of(folder: Path) -> list[int]:
+    """The keepers and receivers of the node whose sockets are in `folder`."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            name = (one / "cmdline").read_bytes().split(b"\0")[0]
+            if (
+                name in (b"vgpu-keeper", b"vgpu-receiver")
+                and os.fsencode(folder) in (one / "environ").read_bytes()
+            ):
+                found.append(int(one.name))
+        except OSError:
+            continue
+    return found
+
+
+@needs("root", "fuse")
+@KERNELS
+def test_a_file_that_is_never_written_back_holds_neither_vgpud_nor_its_end(
+    make_node: NodeMaker, tmp_path: Path, before: list[str]
+) -> None:
+    node = make_node()
+    node.command = [*before, sys.executable, "-m", "vgpud.daemon"]
+    node.start()
+    eventually(lambda: all((node.run_dir / door).exists() for door in WORDS))
+    refuses = kernel_refuses_descriptors() and not before
+    assert node.daemon is not None
+    with ExitStack() as stack:
+        sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 3 * len(WORDS)))
+
+        def attack() -> None:
+            took = set()
+            for door, word in WORDS.items():
+                line = stack.enter_context(socket.socket(socket.AF_UNIX))
+                line.connect(str(node.run_dir / door))
+                if passes(line, word, next(sockets)):
+                    took.add(door)
+            assert took == ({"runtime.sock"} if refuses else WORDS.keys())
+
+        attack()
+        assert file.asked()  # a close waits
+        node.ctl("status")
+        # what is in the queues of an ended daemon, whether it accepted the connections or not
+        for end in (node.kill, node.stop):
+            node.daemon.send_signal(signal.SIGSTOP)
+            attack()
+            node.daemon.send_signal(signal.SIGCONT)
+            end()
+            node.start()
+            node.ctl("status")
+    node.stop()
+    eventually(lambda: not helpers_of(node.run_dir))

@@ -21,7 +21,7 @@ from tests import oldkernel
 from tests.bench.arbiter import Honest
 from tests.bench.arbiter_attackers import TURN
 from tests.conditions import needs, unmet
-from tests.fusefile import fuse_file, locked_in_the_kernel
+from tests.fusefile import fuse_file, locked_in_the_kernel, never_written_back
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
 from tests.lingering import kernel_refuses_descriptors, lingering, passes
@@ -122,6 +122,36 @@ def test_lingering_sockets_that_a_tenant_passes_do_not_stop_the_arbiter(
         node.client.remove("a1")
         assert registers(node.lease("a2"))
     assert took == {not refuses}
+
+
+@needs("root", "fuse")
+def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end(
+    any_kernel: Node, tmp_path: Path
+) -> None:
+    node, lease = any_kernel, any_kernel.lease()
+    assert node.arbiter is not None
+    refuses = kernel_refuses_descriptors() and not node.before
+    with ExitStack() as stack:
+        sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 3))
+
+        def attack(lease: Path) -> None:
+            line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connect_to_arbiter(line, lease)
+            assert passes(line, b"no message", next(sockets)) is not refuses
+
+        attack(lease)
+        assert refuses or file.asked()  # a close waits
+        node.arbiter.send_signal(signal.SIGSTOP)
+        attack(lease)
+        node.arbiter.send_signal(signal.SIGCONT)
+        node.client.remove("a1")
+        other = node.lease("a2")
+        assert registers(other)
+        node.arbiter.send_signal(signal.SIGSTOP)
+        attack(other)
+        node.kill_arbiter()
+        node.start_arbiter()
+        assert registers(other)
 
 
 def impostor(node: Node, what: str) -> "subprocess.Popen[str]":

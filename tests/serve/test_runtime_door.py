@@ -18,8 +18,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.conditions import needs
-from tests.fusefile import fuse_file
-from tests.lingering import lingering
+from tests.fusefile import fuse_file, never_written_back
+from tests.native.harness import ARBITER
 from tests.otheruser import open_folder
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
@@ -34,8 +34,15 @@ from vgpud.serve.peers import PassedProcess
 from vgpud.serve.runtime import RuntimeDoor, RuntimeLimits
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb, receive
 from vgpud.serve.sockets import runtime_socket
+from vgpud.untrusted import Untrusted
 
 ASKS = json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"user": {"uid": 5, "gid": 6}}})
+
+
+@pytest.fixture(autouse=True)
+def helper_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Untrusted, "program", ARBITER)
+    monkeypatch.setattr(Untrusted, "_running", None)  # afterwards the keeper ends
 
 
 @dataclass
@@ -244,27 +251,43 @@ def test_a_pods_container_gives_its_allocation_the_names_of_the_cluster(tmp_path
     run(tmp_path, scene)
 
 
+# Passes the FUSE file sys.argv[2] at the door sys.argv[1], and prints the answer. It is a program of its own,
+# because each child of the process that has the file closes a copy of it, and waits.
+PASS_FILE = """
+import os, socket, sys
+from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    file = os.open(sys.argv[2], os.O_RDWR)
+    socket.send_fds(peer, [REQUEST.pack(MAGIC, Verb.BIND, 0, 2, 0)], [file])
+    peer.sendall(b"a1")
+    print(peer.recv(65536), flush=True)
+"""
+
+
 @needs("root", "fuse")
 def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path: Path) -> None:
     """An attack: the file system does not answer the close of a descriptor that came with a message."""
-
     with fuse_file(tmp_path / "mount", "flush") as file:
-        theirs = os.open(file.path, os.O_RDWR)
-        own = os.pidfd_open(os.getpid())
 
         async def scene(made: World) -> None:
-            status, text = await made.ask(Verb.BIND, name="a1", pidfd=theirs)
-            assert status is Status.REFUSED and "E103" in text
+            words = [sys.executable, "-c", PASS_FILE, str(made.path), str(file.path)]
+            attackers.append(attacker := subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            assert attacker.stdout is not None
+            assert "E103" in await asyncio.to_thread(attacker.stdout.readline)
             assert await asyncio.to_thread(file.asked)
+            own = os.pidfd_open(os.getpid())
             assert (await made.ask(Verb.BIND, name="a1", pidfd=own))[0] is Status.DONE
+            os.close(own)
 
+        attackers: list[subprocess.Popen[str]] = []
         run(tmp_path, scene)
-    with contextlib.suppress(OSError):  # fails, because the file system's server has ended
-        os.close(theirs)
-    os.close(own)
+    for attacker in attackers:
+        attacker.communicate()
 
 
-def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users() -> None:
+@needs("root", "fuse")
+def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users(tmp_path: Path) -> None:
     async def process_of(user: int, descriptor: int) -> PassedProcess | None:
         """The process of a message of `user`. Closes the descriptor."""
         ours, theirs = socket.socketpair()
@@ -278,15 +301,19 @@ def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users() -> 
         return os.pidfd_open(os.getpid())
 
     async def attack() -> None:
-        with contextlib.ExitStack() as stack:
-            for _ in range(8):
-                assert await process_of(7, stack.enter_context(lingering()).detach()) is None
-            assert await process_of(7, itself()) is None
+        with never_written_back(tmp_path / "mount", 8) as (sockets, _):
+            for one in sockets:
+                assert await process_of(7, one.detach()) is None
+            with pytest.raises(ConnectionAbortedError):
+                await process_of(7, itself())
             for user in (8, 0):
                 process = await process_of(user, itself())
                 assert process is not None
                 assert process.pid == os.getpid()
-        while await process_of(7, itself()) is None:  # the places are free when the closes have ended
+        while True:  # the places are free when the closes have ended
+            with contextlib.suppress(ConnectionAbortedError):
+                assert await process_of(7, itself()) is not None
+                return
             await asyncio.sleep(0.01)
 
     asyncio.run(attack())

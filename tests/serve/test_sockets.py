@@ -15,7 +15,15 @@ import pytest
 from tests.conditions import needs
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.serve.sockets import PublicSockets, passed_sockets, private_folder, public_sockets
+from vgpud.serve.sockets import (
+    PublicSockets,
+    claim,
+    passed_sockets,
+    private_folder,
+    public_sockets,
+    send_away,
+)
+from vgpud.untrusted import Untrusted, refuse_descriptors
 
 
 @pytest.fixture
@@ -82,12 +90,27 @@ def test_a_missing_group_is_named_with_the_command_that_makes_it(run_dir: Path) 
     assert "groupadd --system nobody-has-this" in refused(run_dir, "nobody-has-this").hint
 
 
-def test_a_second_daemon_on_the_same_sockets_is_refused(run_dir: Path) -> None:
-    first = opened(run_dir)
-    assert "another process listens on" in refused(run_dir).sentence
-    assert set(modes(run_dir)) == {"ro.sock", "vgpud.sock", "admin.sock"}
-    first.close()
-    opened(run_dir).close()
+def test_a_second_daemon_in_the_same_folder_is_refused(run_dir: Path) -> None:
+    held = claim(run_dir)
+    with pytest.raises(VgpuError) as caught:
+        claim(run_dir)
+    assert caught.value.code is ErrorCode.BAD_SETTING and "another daemon runs" in caught.value.sentence
+    os.close(held)
+    os.close(claim(run_dir))
+
+
+def test_callers_of_a_daemon_that_does_not_start_are_sent_away(tmp_path: Path) -> None:
+    """Otherwise systemd, whose socket they wait on, would start it over and over. systemd does not close them
+    itself: it would wait for what they passed.
+    """
+    with Untrusted(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        refuse_descriptors(listener)
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        listener.setblocking(False)
+        caller.connect(str(tmp_path / "s"))
+        send_away([listener])
+        assert caller.recv(1) == b""
 
 
 def test_sockets_of_a_killed_daemon_are_replaced(run_dir: Path) -> None:

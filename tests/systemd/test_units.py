@@ -99,10 +99,17 @@ def test_no_unit_lets_users_list_the_run_folder() -> None:
     assert "d /run/vgpud 0711 root root -" in made_at_boot
 
 
+def test_systemd_closes_no_connection_of_a_caller() -> None:
+    """An attack: the close of what a caller passed may wait without end, in the process that closes it."""
+    for unit in UNITS.glob("vgpud*.socket"):
+        assert words(unit.name, "FlushPending") == []
+
+
 def test_helpers_survive_the_stop_of_vgpuds_unit() -> None:
     assert words("vgpud.service", "RuntimeDirectoryPreserve") == ["yes"]
     assert words("vgpud-arbiter.service", "RuntimeDirectoryPreserve") == ["yes"]
-    assert words("vgpud.service", "KillMode") == ["process"]
+    for unit in ("vgpud.service", "vgpud-arbiter.service"):
+        assert words(unit, "KillMode") == ["process"]
     for helper in ("vgpud-arbiter.service", "vgpud-mps@.service"):
         for key in ("BindsTo", "PartOf", "Requires"):
             assert words(helper, key) == []

@@ -20,7 +20,6 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
 from vgpud.node.tenants.users import SUBORDINATE, namespace_owner
 from vgpud.pace import Pace
-from vgpud.untrusted import waited_seconds
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # line with the pid in the fdinfo of a pidfd (pidfd_open(2))
@@ -99,13 +98,6 @@ class Identities:
                     self._pace.took(time.thread_time() - began)
 
         return await patiently(ask)
-
-    def waited(self, connection: socket.socket, user: int) -> None:
-        """Reports the end of a connection of `user`. Others are identified later if vgpud had to wait for
-        what its caller passed.
-        """
-        if user not in (0, os.geteuid()):
-            self._pace.took(waited_seconds(connection))
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int, int]:

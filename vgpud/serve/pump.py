@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 from vgpud.serve.gate import FRAME_SECONDS, FrameCounter, Gate
-from vgpud.untrusted import waited_seconds
 
 _CHUNK_BYTES = 32 * 1024  # size of a chunk: if it consists of frames of 9 bytes, counting them takes 1 ms
 
@@ -51,7 +50,6 @@ class Pump:
             self._loop.remove_reader(end)
             self._loop.remove_writer(end)
             end.close()
-        self._gate.passed(0, waited_seconds(self._near))
         self._ended()
 
     def taken(self) -> None:

@@ -28,7 +28,6 @@ from vgpud.serve.arrivals import Arrivals
 from vgpud.serve.gate import Gate
 from vgpud.serve.peers import PeerTable, identify, name_in, patiently, user_of
 from vgpud.serve.pump import Pump
-from vgpud.untrusted import Untrusted, waited_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +143,7 @@ class Relay:
     # --- accepting connections
 
     def _accept(self, door: Door, listener: socket.socket) -> None:
-        closed, before = False, Untrusted.in_all_seconds
+        closed = False
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 connection, _ = listener.accept()
@@ -157,8 +156,7 @@ class Relay:
             closed |= not self._arrived(connection, door)
         if closed:
             # pauses, because the closed callers may connect again at once
-            took = Untrusted.in_all_seconds - before
-            self._pause(door, listener, max(_CLOSED_PAUSE_SECONDS, _ARRIVAL_REST_FACTOR * took))
+            self._pause(door, listener, _CLOSED_PAUSE_SECONDS)
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:
         """Starts to identify the caller: root's at once, others' in their turn. Returns False if this or
@@ -190,14 +188,13 @@ class Relay:
                     self._arrivals.remove(user, connection)
                     self._forward(connection, caller)
                 finally:
-                    self._pace.took(time.thread_time() - began + waited_seconds(connection))
+                    self._pace.took(time.thread_time() - began)
 
         try:
             await patiently(welcome)
         except OSError as error:
             self._arrivals.remove(user, connection)
             self._close_unidentified(connection, error)
-            self._pace.took(waited_seconds(connection))
 
     async def _welcome(self, connection: socket.socket, door: Door) -> None:
         async def welcome() -> None:
@@ -353,7 +350,6 @@ class Relay:
 
     def _join(self, onward: socket.socket, name: str, connection: socket.socket) -> None:
         def ended() -> None:
-            self._pace.took(waited_seconds(connection))
             del self._pumps[name]
             self.peers.remove(name)
 

@@ -35,7 +35,6 @@ from vgpud.proc import read_stat
 from vgpud.serve.peers import Identities, user_of
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
-from vgpud.untrusted import waited_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -141,11 +140,9 @@ class RuntimeDoor:
             user = user_of(connection)
         except OSError:
             connection.close()
-            self._pause(_REST_FACTOR * waited_seconds(connection))
             return
         if not self._shares.take(user):
             _send_away(connection, self._full(user))
-            self._pause(_REST_FACTOR * waited_seconds(connection))
             return
         task = asyncio.ensure_future(self._serve(connection, user))
         self._open.add(task)
@@ -175,7 +172,6 @@ class RuntimeDoor:
             # the reply could not be sent; the allocation is bound to the caller and ends with it
             log.debug(LogEvent.RUNTIME_REPLY_NOT_SENT, why=str(error), uid=user)
         finally:
-            self._identities.waited(connection, user)
             self._shares.give_back(user)
 
     async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:

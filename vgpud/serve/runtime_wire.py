@@ -4,14 +4,13 @@ import asyncio
 import os
 import socket
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from threading import Thread
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
 from vgpud.serve.peers import PassedProcess, passed_process
+from vgpud.untrusted import has_descriptors, start_helper
 
 MAGIC = 0x54524756
 REQUEST = struct.Struct("=5I")
@@ -20,8 +19,8 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-# descriptors that peers passed and whose close is under way: in all, of one user, and of root in addition
-_closes = Shares(64, 8, 64)
+# receivers that run: in all, of one user, and of root in addition
+_receivers = Shares(64, 8, 64)
 
 
 class Verb(IntEnum):
@@ -68,41 +67,48 @@ async def receive(connection: socket.socket, user: int) -> Message:
 
 async def _head(connection: socket.socket, user: int) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
-    # without a free slot, the message is read without its ancillary data, and the kernel discards the
-    # descriptors
-    if not _closes.take(user):
-        head = connection.recvmsg(REQUEST.size)[0]
-        return head + await _exactly(connection, REQUEST.size - len(head)), None
-    try:
-        head, descriptors, flags, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
-    except OSError:
-        _closes.give_back(user)
-        raise
-    process = passed_process(descriptors[0]) if descriptors else None
-    if process is not None or not descriptors:
-        _close(descriptors)
-        _closes.give_back(user)
-    else:
-        words = (descriptors, asyncio.get_running_loop(), user)
-        Thread(target=_close_aside, args=words, name="close", daemon=True).start()
-    if flags & socket.MSG_CTRUNC:
+    if not has_descriptors(connection, REQUEST.size):
+        return await _exactly(connection, REQUEST.size), None
+    with _receiver(connection, user) as answering:
+        await _readable(answering)
+        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    process = None
+    for pidfd in pidfds:
+        process = passed_process(pidfd)
+        os.close(pidfd)
+    if not head:
         raise ConnectionAbortedError("the peer passed more than one descriptor")
     return head + await _exactly(connection, REQUEST.size - len(head)), process
 
 
-def _close_aside(descriptors: list[int], loop: asyncio.AbstractEventLoop, user: int) -> None:
-    """Closes descriptors in a thread: a file of the peer's own file system (FUSE), or a socket that lingers,
-    can delay its close without limit.
+def _receiver(connection: socket.socket, user: int) -> socket.socket:
+    """Starts a process that receives a message with a descriptor, whose close may wait for the peer
+    (native/arbiter/receiver.h). Returns the socket on which it passes on the bytes, and the descriptor if
+    that is a pidfd. Raises OSError.
     """
-    _close(descriptors)
-    with suppress(RuntimeError):  # vgpud has ended
-        loop.call_soon_threadsafe(_closes.give_back, user)
+    if not _receivers.take(user):
+        raise ConnectionAbortedError("too many messages with descriptors")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    words = ["vgpu-receiver", "--receive", str(REQUEST.size)]
+    try:
+        with theirs:
+            process = start_helper(words, connection.fileno(), theirs.fileno())
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        ours.close()
+        _receivers.give_back(user)
+        raise
+    loop = asyncio.get_running_loop()
 
+    def ended() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        process.wait()
+        _receivers.give_back(user)
 
-def _close(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        with suppress(OSError):  # the peer's file system can return an error
-            os.close(descriptor)
+    loop.add_reader(pidfd, ended)
+    return ours
 
 
 async def _readable(connection: socket.socket) -> None:

@@ -5,7 +5,8 @@ import grp
 import os
 import socket
 import stat
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +88,6 @@ class PublicSockets:
 
     def close(self) -> None:
         if self.made:
-            # The names are removed first. Until the sockets are closed, a daemon that starts now sees that
-            # they are in use.
             for door in self.listening:
                 (self.run_dir / SOCKET_NAMES[door]).unlink(missing_ok=True)
         for one in self.listening.values():
@@ -101,21 +100,17 @@ def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket
     made = not listening
     if made:
         listening = _open_sockets(run_dir, group)
-    else:
-        for one in listening.values():
-            refuse_descriptors(one)
     return PublicSockets(run_dir, listening, made)
 
 
 def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
     """Listens on ro.sock, vgpud.sock (for `group`; "" leaves the group as it is) and admin.sock.
 
-    Each is created in the private folder, and moved into place when its mode and group are set.
+    Each is created in the private folder, and moved into place when its mode and group are set. There it
+    replaces the socket of a daemon that was killed.
     """
     folder = private_folder(run_dir)
     gid = _gid(group)
-    for door in Door:
-        _refuse_second_daemon(run_dir / SOCKET_NAMES[door])
     opened: dict[Door, socket.socket] = {}
     try:
         for door in Door:
@@ -177,22 +172,6 @@ def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bo
     return made
 
 
-def _refuse_second_daemon(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:  # the backlog is full, so another process listens on the socket
-            pass
-        except OSError:
-            return
-    raise VgpuError(
-        ErrorCode.BAD_SETTING,
-        f"another process listens on {path}",
-        "stop it first, or set VGPUD_RUN_DIR to another folder",
-    )
-
-
 def check_length(path: Path) -> None:
     length = len(os.fsencode(path))
     if length > _PATH_BYTES:
@@ -236,7 +215,17 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.so
         if name not in _PASSED_NAMES or name in passed:
             raise _badly_passed(name, f"is unknown or passed twice; known are {', '.join(_PASSED_NAMES)}")
         passed[name] = _adopt(_FIRST_PASSED + i, name)
+        if name != _RUNTIME_DESCRIPTOR:
+            refuse_descriptors(passed[name])
     return passed
+
+
+def send_away(listening: Iterable[socket.socket]) -> None:
+    """Closes the connections that wait on these listeners, and no later ones."""
+    for listener in listening:
+        with suppress(OSError):  # none waits, or the listener is closed
+            for _ in range(_BACKLOG):
+                listener.accept()[0].close()
 
 
 def _adopt(descriptor: int, name: str) -> socket.socket:

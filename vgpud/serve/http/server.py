@@ -20,7 +20,6 @@ from vgpud.model.caller import Caller
 from vgpud.model.log_event import LogEvent
 from vgpud.model.shares import Shares
 from vgpud.pace import Pace
-from vgpud.untrusted import waited_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -66,8 +65,6 @@ class Identities(Protocol):
     def user_of(self, connection: socket.socket) -> int: ...
 
     async def of(self, connection: socket.socket, user: int) -> Caller: ...
-
-    def waited(self, connection: socket.socket, user: int) -> None: ...
 
 
 class Server:
@@ -125,7 +122,6 @@ class Server:
         user = self._admitted(connection, self._identities)
         if user is None:
             connection.close()
-            self._accept_later(_REST_FACTOR * waited_seconds(connection))
             return
         task = asyncio.ensure_future(self._serve(connection, user))
         self._open[task] = None
@@ -163,7 +159,6 @@ class Server:
         finally:
             connection.close()
             if self._identities is not None:
-                self._identities.waited(connection, user)
                 self._shares.give_back(user)
 
     async def _converse(self, connection: socket.socket, user: int) -> None:
