@@ -33,7 +33,7 @@ def run(card: Card, lease: Path, *words: str) -> "subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     "way", ["forks", "reload", "tiny-stacks", "vfork", "closefrom", "exit", "graphs", "sealed"]
 )
-def test_a_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
+def test_each_ordinary_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
     lease = lease_of(card)
     done = run(card, lease, way)
     assert (done.returncode, done.stderr) == (0, "at exit\n" if way == "exit" else "")

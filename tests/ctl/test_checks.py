@@ -89,7 +89,7 @@ def test_a_server_sha256_that_is_no_digest_is_refused_with_a_hint() -> None:
         RemoteSettings(server_sha256="F" * 64)
 
 
-def test_doctor_says_what_the_remote_engine_is_instead_of_a_program(tmp_path: Path) -> None:
+def test_doctor_says_why_the_path_of_the_remote_engine_is_no_usable_program(tmp_path: Path) -> None:
     (tmp_path / "text").touch(mode=0o644)
     for name, what in (("none", "does not exist"), (".", "is a folder"), ("text", "is not a program")):
         settings = RemoteSettings(server=f"{tmp_path}/{name}")

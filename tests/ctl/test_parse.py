@@ -110,7 +110,7 @@ def test_options_stand_before_between_and_after_the_words_of_policy() -> None:
     )
 
 
-def test_the_marker_ends_options_of_other_verbs() -> None:
+def test_a_double_dash_ends_the_options_of_verbs_other_than_run() -> None:
     _, arguments = parse(["release", "-q", "--", "-odd", "--force"])
     assert (arguments.allocation, arguments.force) == (["-odd", "--force"], False)
 

@@ -92,7 +92,7 @@ def test_an_interrupt_prints_that_vgpud_continues_the_suspension(
         live.close()
 
 
-def test_an_allocation_that_waits_for_the_arbiter_says_so(daemon: Daemon, ready: threading.Event) -> None:
+def test_alloc_says_that_it_waits_for_the_arbiter(daemon: Daemon, ready: threading.Event) -> None:
     daemon.replies["GetNode"] = pb.NodeReply(arbiter_error="vgpu-arbiter does not answer: wait")
     live = Live(daemon, verb=("alloc", "--memory", "1GiB"))
     try:

@@ -91,7 +91,7 @@ class Tty(io.StringIO):
         ("never", True, {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_color_follows_option_terminal_and_environment(
+def test_the_option_the_terminal_and_the_environment_decide_on_color(
     choice: str, tty: bool, environment: dict[str, str], wanted: bool
 ) -> None:
     assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted

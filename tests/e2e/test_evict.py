@@ -241,7 +241,9 @@ def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) 
 
 @needs("driver-580")
 @pytest.mark.parametrize("by_host", [False, True])
-def test_a_tenant_moves_by_an_eviction_and_the_drivers_rest(node: DemoNode, by_host: bool) -> None:
+def test_a_tenant_moves_by_an_eviction_and_the_drivers_checkpoint_of_the_rest(
+    node: DemoNode, by_host: bool
+) -> None:
     if by_host:
         simulate(node, *BY_HOST)
     tenant, name = holding(node, str(LARGE_MIB))

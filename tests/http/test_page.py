@@ -76,7 +76,7 @@ def test_the_parts_of_a_divided_instance_are_drawn_beside_each_other() -> None:
     assert drawn == [(f"{3 * sixth:.1f}", f"{sixth:.1f}"), (f"{4 * sixth:.1f}", f"{2 * sixth:.1f}")]
 
 
-def test_quotas_are_drawn_to_scale_with_what_they_use() -> None:
+def test_preload_slices_are_drawn_to_scale_with_their_use() -> None:
     seen = observation()
     bar = device_bar(seen.devices[0], seen)
     (width,) = re.findall(r"<rect class=c\d x=0.0 width=([\d.]+)", bar)
@@ -119,7 +119,7 @@ def with_memory_used(seen: Observation, used_bytes: int) -> Observation:
     return replace(seen, devices=(replace(view, device=device),))
 
 
-def test_memory_that_no_tenant_of_the_device_uses_is_outside_vgpud() -> None:
+def test_memory_that_no_tenant_uses_is_shown_as_outside_vgpud() -> None:
     """The tenant of the device uses 3 GiB."""
     seen = with_memory_used(observation(), 8 * GIB)
     assert "8GiB used · 5GiB outside vgpud" in page(seen, "node1")
@@ -133,7 +133,7 @@ def test_memory_that_no_tenant_of_the_device_uses_is_outside_vgpud() -> None:
     assert "class=outside x=" not in page(with_memory_used(seen, 3 * GIB + 1), "node1"), "the driver's own"
 
 
-def test_memory_of_a_suspended_tenant_is_on_the_host() -> None:
+def test_memory_of_a_suspended_tenant_is_shown_as_on_the_host() -> None:
     """1 GiB of 3 GiB stays on the device."""
     seen = observation()
     saved = SuspendedProcess(7, 1, 2 * GIB, Way.SWAP, stays_bytes=GIB)
@@ -153,7 +153,7 @@ def test_the_tenants_of_a_sick_device_are_drawn() -> None:
     assert "<rect class=c0 x=0.0" in html
 
 
-def test_bars_tenants_and_events_lead_to_each_other() -> None:
+def test_bars_tenants_and_events_link_to_each_other() -> None:
     html = page(observation(), "node1")
     for name in ("d0", "aaaa00000001"):
         assert len(re.findall(rf"<\w+[^>]* id={name}>", html)) == 1
@@ -163,7 +163,7 @@ def test_bars_tenants_and_events_lead_to_each_other() -> None:
     assert "href='#aaaa00000001'" not in page(gone, "node1")
 
 
-def test_events_name_devices_by_short_uuids_and_lead_to_tenants() -> None:
+def test_events_name_devices_by_short_uuids_and_link_to_tenants() -> None:
     sentence = f"allocation aaaa00000001: preload on {DEVICE_A} for uid 1000"
     events = (replace(observation().events[0], sentence=sentence),)
     html = page(replace(observation(), events=events), "node1")

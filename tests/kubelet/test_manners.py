@@ -82,7 +82,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
     run(story())
 
 
-def test_a_repeated_allocate_is_one_allocation(short: Path) -> None:
+def test_a_repeated_allocate_call_makes_one_allocation(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             ids = sorted(await node.kubelet.healthy(UNITS, 160))[:4]
@@ -261,7 +261,7 @@ def test_the_registration_is_repeated_until_the_kubelet_takes_it(short: Path) ->
     run(story())
 
 
-def test_two_concurrent_watches_both_get_changes(short: Path) -> None:
+def test_two_concurrent_listandwatch_calls_both_get_changes(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

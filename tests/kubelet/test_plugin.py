@@ -181,7 +181,7 @@ def test_a_kubelet_without_cdi_gets_environment_and_mounts(short: Path) -> None:
     run(story())
 
 
-def test_a_resource_has_a_thousand_ids_of_63_characters(short: Path) -> None:
+def test_a_resource_can_have_a_thousand_ids_of_63_characters(short: Path) -> None:
     async def story() -> None:
         cards = tuple(device(i, 126) for i in range(8))
         long = replace(cards[0], uuid="GPU-" + "a" * 70)

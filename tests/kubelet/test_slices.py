@@ -207,7 +207,7 @@ def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
     assert roots == [{"string": "pci0000:16"}, None]
 
 
-def test_slices_of_a_large_node_are_read_in_their_order() -> None:
+def test_resource_slices_of_a_large_node_are_named_in_the_order_of_reading() -> None:
     """The scheduler reads slices in the order of their names. The eleventh slice must not come before the
     second.
     """

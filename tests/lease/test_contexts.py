@@ -28,7 +28,7 @@ def said(usage: Path) -> tuple[int, ...]:
     return struct.unpack_from("<3I", usage.read_bytes(), layout.USAGE_CONTEXT_MIB)
 
 
-def test_the_size_of_a_context_is_the_smallest_figure_for_its_device(tmp_path: Path) -> None:
+def test_the_known_size_of_a_context_is_the_smallest_measured_on_its_device(tmp_path: Path) -> None:
     costs = ContextCosts()
     # the 1 MiB in lease c is too small for a context and is ignored
     for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):

@@ -64,7 +64,7 @@ def test_each_parser_of_foreign_bytes_is_off_the_event_loop_or_bounded() -> None
     assert found == WHERE.keys()
 
 
-def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
+def test_the_runtime_door_reads_config_json_only_in_its_thread() -> None:
     """Checks that the door calls functions that read config.json only in the part that runs on a thread."""
     door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
     work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of", "pod_of"}

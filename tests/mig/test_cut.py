@@ -115,7 +115,7 @@ def test_the_start_drops_a_record_whose_mig_instance_is_gone() -> None:
     assert not disk.originals
 
 
-def test_an_older_snapshot_does_not_remove_an_instance_that_was_just_allocated() -> None:
+def test_reconciliation_with_an_older_snapshot_keeps_an_instance_that_was_just_allocated() -> None:
     """Reconciliation also runs while requests are served, so its snapshot may be older than an
     allocation.
     """

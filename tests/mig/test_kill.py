@@ -20,7 +20,9 @@ def killed(node: DemoNode, error: VgpuError) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_apply_killed_after_a_step_is_finished_by_the_next_start(node: DemoNode, point: str) -> None:
+def test_a_layout_change_killed_after_a_step_is_finished_by_the_next_start(
+    node: DemoNode, point: str
+) -> None:
     node.start()
     apply(node, "1g.18gb@0 1g.18gb@1")
     kept = device(node).instances[0].uuids[0]

@@ -19,7 +19,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 BALANCED = {"3g.71gb@4", "2g.35gb@2", "1g.18gb@0", "1g.18gb@1"}
 
 
-def test_a_layout_is_applied_kept_and_served_from(node: DemoNode) -> None:
+def test_a_layout_is_applied_and_kept_and_requests_get_its_instances(node: DemoNode) -> None:
     node.start()
     apply(node, "all-balanced")
     assert standing(node) == BALANCED
@@ -295,7 +295,7 @@ def capability_nodes(node: DemoNode, allocation: str) -> set[str]:
     return {n.path for n in nodes if "nvidia-caps" in n.path}
 
 
-def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_made_anew(
+def test_edits_have_the_two_capability_nodes_of_the_instance_also_after_it_is_made_again(
     node: DemoNode,
 ) -> None:
     """After a reboot instances have other ids. The device nodes of the old ids might belong to another

@@ -280,7 +280,7 @@ def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) ->
     assert node.probe("hold", "1MiB", extra=env)[0] == REFUSED
 
 
-def test_the_guard_loads_with_old_c_libraries(guard: Path) -> None:
+def test_the_guard_can_be_loaded_with_old_c_libraries(guard: Path) -> None:
     """ld.so skips a guard that does not load, with a warning only. The tenant would be without a guard."""
     shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}

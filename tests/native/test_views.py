@@ -104,7 +104,7 @@ def test_nvitop_shows_the_slice_alone(slices: Slices) -> None:
     assert json.loads(done.stdout) == [4096, 626, 4096 - 626, [slices.pids["one"]]]
 
 
-def test_cuda_and_nvml_agree_on_the_slice(slices: Slices) -> None:
+def test_cuda_and_nvml_report_the_same_memory_of_the_slice(slices: Slices) -> None:
     """The querying process also has a CUDA context, so two contexts are counted."""
     line = json.loads(slices.run("two", str(PROBE), "info").stdout)
     used = 200 * MIB + 2 * CONTEXT_BYTES

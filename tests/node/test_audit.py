@@ -80,7 +80,7 @@ def test_a_refused_change_leaves_an_audit_line(tmp_path: Path) -> None:
     ]
 
 
-def test_repeats_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
+def test_repetitions_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
     """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so the journal
     dropped other lines.
     """
@@ -148,7 +148,7 @@ def test_the_audit_trail_tells_a_reload_by_signal_from_a_requested_reload(tmp_pa
     ]
 
 
-def test_a_container_is_named_by_prepare_bind_and_end(tmp_path: Path) -> None:
+def test_the_audit_lines_of_prepare_bind_and_end_name_the_container(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         containers = Containers(w.keeper)
         audit.asked_by(ASKER, "runtime", container="c1")
@@ -191,7 +191,7 @@ def test_a_drain_leaves_one_audit_line(tmp_path: Path) -> None:
     assert [told(line, "audit", "device") for line in trail(tmp_path, scene)] == [("drain", "GPU-00000000")]
 
 
-def test_a_notice_that_the_audit_trail_has_leaves_no_second_line(tmp_path: Path) -> None:
+def test_a_notice_that_is_in_the_audit_trail_leaves_no_second_log_line(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         with capture_logs() as lines:
             w.keeper.notices.notice("GPU-00000000", "MPS is back", audited=True)

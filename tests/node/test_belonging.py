@@ -103,31 +103,33 @@ def held(uid: int = TENANT, cgroup: str = "") -> Allocation:
     return Allocation("a1", request, State.ACTIVE, (Slice("GPU-1", Mode.EXCLUSIVE, GIB),))
 
 
-def test_a_process_of_the_owners_uid_belongs_and_another_users_does_not() -> None:
+def test_a_process_of_the_owners_uid_belongs_to_the_tenant_and_another_users_does_not() -> None:
     with running(AS_USER, TENANT, TENANT) as process:
         assert belongs(process, held())
         assert not belongs(process, held(STRANGER))
         assert not belongs(process, held(0))
 
 
-def test_a_set_uid_program_that_the_owner_runs_does_not_belong() -> None:
+def test_a_set_uid_program_that_the_owner_runs_does_not_belong_to_the_tenant() -> None:
     with running(AS_USER, TENANT, STRANGER) as process:
         assert not belongs(process, held()) and not belongs(process, held(STRANGER))
 
 
 @needs("user-namespaces")
-def test_a_process_in_a_user_namespace_of_the_owner_belongs() -> None:
+def test_a_process_in_a_user_namespace_of_the_owner_belongs_to_the_tenant() -> None:
     with running(IN_A_USER_NAMESPACE) as process:
         assert belongs(process, held()) and not belongs(process, held(STRANGER))
 
 
-def test_a_later_process_of_the_same_pid_does_not_belong() -> None:
+def test_a_later_process_with_the_same_pid_does_not_belong_to_the_tenant() -> None:
     with running(AS_USER, TENANT, TENANT) as process:
         assert not belongs(replace(process, start_ticks=process.start_ticks - 1), held())
     assert not belongs(process, held())
 
 
-def test_a_process_of_any_uid_in_the_containers_cgroup_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_any_uid_in_the_containers_cgroup_belongs_to_the_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with running(AS_USER, STRANGER, STRANGER) as process:
         groups = {"the group": (process.pid,)}
         monkeypatch.setattr(belonging, "processes_in", lambda name: groups.get(name, ()))
@@ -135,7 +137,7 @@ def test_a_process_of_any_uid_in_the_containers_cgroup_belongs(monkeypatch: pyte
 
 
 @needs("namespaces")
-def test_a_process_with_the_lease_mounted_at_its_container_path_belongs() -> None:
+def test_a_process_with_the_lease_mounted_at_its_container_path_belongs_to_the_tenant() -> None:
     with running(WITH_THE_LEASE, CONTAINER_LEASE, "a1") as process:
         assert belongs(process, held()) and belongs(process, held(ANYONE))
     with running(WITH_THE_LEASE, CONTAINER_LEASE, "a11") as process:
@@ -162,7 +164,7 @@ def test_a_container_process_belongs_to_its_pod_and_a_host_process_to_none() -> 
 
 
 @needs("namespaces", "user-namespaces")
-def test_a_user_that_mounts_a_forged_lease_does_not_belong() -> None:
+def test_a_process_of_a_user_that_mounts_a_forged_lease_does_not_belong_to_the_tenant() -> None:
     """Before the fix, such a process on the device of another user's allocation was suspended with it, and
     could make the suspension fail.
     """

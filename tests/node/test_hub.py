@@ -147,7 +147,7 @@ def test_events_of_an_allocation_belong_to_its_quota_owner_not_to_its_owner(tmp_
     clock.run(work())
 
 
-def test_events_tell_of_starts_drains_and_the_figures_of_a_resize(tmp_path: Path) -> None:
+def test_starts_drains_and_resizes_with_their_figures_are_events(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r1", share=Percent(5000)))

@@ -147,7 +147,9 @@ async def needs_room(folder: Path, leases: Leases, way: Way) -> float:
 
 
 @pytest.mark.parametrize("way", [allocated, resized, resumed, moved])
-def test_kept_memory_is_evicted_before_another_tenant_gets_the_room(tmp_path: Path, way: Way) -> None:
+def test_memory_kept_on_the_device_is_evicted_before_another_tenant_gets_the_room(
+    tmp_path: Path, way: Way
+) -> None:
     leases = Leases()
     clock.run(needs_room(tmp_path, leases, way))
     room = (CARD_GIB - OTHER_GIB) * GIB - MARGIN_BYTES

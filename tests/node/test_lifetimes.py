@@ -65,7 +65,7 @@ def test_the_end_of_a_forgotten_process_is_not_reported() -> None:
     clock.run(work())
 
 
-def test_a_zombie_has_ended_and_is_not_alive() -> None:
+def test_a_zombie_counts_as_ended() -> None:
     child = subprocess.Popen(["true"])
     bound = of(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -53,7 +53,7 @@ class Hanging(FakeGateway):
         return Vitals(temperature_celsius=40)
 
 
-def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None:
+def test_a_reading_waits_half_a_second_for_hardware_that_hangs(tmp_path: Path) -> None:
     async def work() -> None:
         gateway = Hanging()
         async with world(tmp_path, gateway) as w:

@@ -47,7 +47,7 @@ def test_a_reload_that_changes_the_mode_reports_other_changes_of_the_rule_too(tm
     )
 
 
-def test_a_change_of_several_devices_is_reported_once(tmp_path: Path) -> None:
+def test_a_change_that_several_devices_have_in_common_is_reported_once(tmp_path: Path) -> None:
     node = Node(devices=(CARD, replace(CARD, uuid="GPU-2", index=1)))
     changed = '[[device]]\non_sick = "report"\nmig.foreign = "lend"'
     said = reload_report(loaded(tmp_path, ""), loaded(tmp_path, changed), node, {})

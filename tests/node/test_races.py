@@ -139,7 +139,7 @@ def test_memory_that_a_failed_shrink_would_free_is_not_allocated(
 # --- release
 
 
-def test_concurrent_releases_run_once(tmp_path: Path) -> None:
+def test_concurrent_releases_of_one_allocation_run_once(tmp_path: Path) -> None:
     """Two releases run at once. The second one's check for tenants may end after the first has removed the
     allocation.
     """
@@ -453,7 +453,7 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
 # --- CDI specs
 
 
-def test_specs_written_at_the_start_leave_out_releases_that_began_meanwhile(tmp_path: Path) -> None:
+def test_the_start_writes_no_cdi_spec_of_an_allocation_whose_release_has_begun(tmp_path: Path) -> None:
     """Two releases begin after the watch has checked the first spec, and before it checks the second. The
     watch writes no spec for them.
     """

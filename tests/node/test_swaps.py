@@ -132,7 +132,9 @@ def test_a_swap_out_waits_until_the_tenants_swap_thread_begins_late() -> None:
         (SwapPhase.HERE, True, "its memory was not moved within 22 seconds"),
     ],
 )
-def test_a_swap_out_that_does_not_begin_fails(phase: SwapPhase, quiet: bool, why: str) -> None:
+def test_a_swap_out_fails_if_libvgpu_does_not_begin_it_in_time(
+    phase: SwapPhase, quiet: bool, why: str
+) -> None:
     with pytest.raises(VgpuError, match=why):
         clock.run(Goes(phase, quiet).until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
 
@@ -159,7 +161,7 @@ class Lies(swaps.Swaps):
         (SwapPhase.COMING, SwapPhase.HERE, State.RESUMING),
     ],
 )
-def test_a_lease_that_says_a_pebibyte_is_waited_for_no_longer_than_its_limit_takes(
+def test_a_lease_that_claims_a_pebibyte_is_waited_for_as_long_as_its_limit_takes(
     phase: SwapPhase, wanted: SwapPhase, state: State
 ) -> None:
     """The wait holds the turns of the device's other tenants."""
@@ -168,7 +170,7 @@ def test_a_lease_that_says_a_pebibyte_is_waited_for_no_longer_than_its_limit_tak
         clock.run(Lies(phase).until(liar, wanted))
 
 
-def test_a_lease_that_says_a_pebibyte_is_not_too_large_for_the_host() -> None:
+def test_a_lease_that_claims_a_pebibyte_is_not_refused_for_want_of_host_memory() -> None:
     """A host check that believed the lease would keep the tenant on its device after its turn."""
     liar = Allocation("a", request("a"), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     lies = Lies(SwapPhase.HERE, available_gib=9)
@@ -307,7 +309,7 @@ def test_two_host_buffers_ordered_at_once_do_not_count_the_same_free_memory() ->
         pass
 
 
-def test_a_buffer_that_is_half_made_is_counted_once() -> None:
+def test_a_host_buffer_that_is_half_made_is_counted_once() -> None:
     """The host has 4 GiB less by now, and the order has these 4 GiB too."""
     buffers = Buffers(a=(8, 0), b=(3, 0))
     available = [12]
@@ -333,7 +335,7 @@ def test_buffers_of_running_tenants_count_against_the_bound_of_the_policy() -> N
         pass
 
 
-def test_a_lease_that_says_too_much_counts_as_the_limit_of_its_tenant() -> None:
+def test_a_lease_that_claims_too_much_counts_as_the_limit_of_its_tenant() -> None:
     """The lease is the tenant's to write: neither its memory nor its buffer can take the room of others."""
     host = table(Buffers(a=(1 << 20, 1 << 20), b=(4, 0)), available_gib=100, limit_gib=12)
     assert host.movable_bytes(running("a")) == 8 * GIB

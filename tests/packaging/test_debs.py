@@ -21,7 +21,7 @@ LIBRARIES = Path("/usr/lib/vgpud")
 DEBIAN = ROOT / "packaging" / "deb" / "debian"
 
 
-def test_every_file_names_the_same_version() -> None:
+def test_all_files_with_the_packages_version_name_the_same_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (DEBIAN / "changelog").read_text().split("(", 1)[1].split(")", 1)[0]
     assert (project, changelog) == (__version__, __version__)
@@ -61,7 +61,9 @@ def test_bundled_software_is_in_the_bill_of_materials_and_in_the_copyright_file(
 
 
 @needs("debhelper")
-def test_the_environment_has_run_time_packages_compiled_and_no_development_tools(debs: Path) -> None:
+def test_vgpuds_python_environment_has_compiled_run_time_packages_and_no_development_tools(
+    debs: Path,
+) -> None:
     names = files(one(debs, "vgpud"))
     packages = {
         match[1].lower()
@@ -103,7 +105,7 @@ def test_the_packages_have_programs_completions_and_manuals(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_the_package_for_machines_without_a_gpu_needs_python_alone_and_has_the_manual(debs: Path) -> None:
+def test_the_package_for_machines_without_a_gpu_needs_only_python_and_has_the_manual(debs: Path) -> None:
     deb = one(debs, "vgpud-remote-client")
     assert field(deb, "Depends") == "python3 (>= 3.11)"
     assert field(deb, "Architecture") == "all"

@@ -52,7 +52,9 @@ def watched(limit: int = 2 * GIB) -> Watched:
         (0, GIB, 0),  # the ledger counts managed memory, which NVML does not report
     ],
 )
-def test_an_excess_is_beyond_what_is_counted_within_the_limit(held: int, counted: int, excess: int) -> None:
+def test_memory_beyond_what_libvgpu_counts_within_the_limit_is_an_excess(
+    held: int, counted: int, excess: int
+) -> None:
     assert excess_bytes(watched(), Reading(held, counted, 1)) == excess
 
 
@@ -61,7 +63,7 @@ def test_the_tolerance_stays_below_one_context() -> None:
     assert tolerance_bytes(1000) == 256 * MIB < 412 * MIB
 
 
-def test_a_survey_with_an_excess_makes_a_mark_and_a_minute_without_excess_removes_it() -> None:
+def test_a_survey_with_an_excess_marks_the_tenant_and_a_minute_without_excess_removes_the_mark() -> None:
     now, verdict = judge(watched(), 0, 0.0)
     assert verdict is Verdict.NOTHING
     now, verdict = judge(now, CONTEXT, 1.0)

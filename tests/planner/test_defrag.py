@@ -113,7 +113,9 @@ def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
 
 @settings(max_examples=examples(75))
 @given(nodes())
-def test_as_few_slices_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
+def test_a_defragmentation_moves_as_few_slices_as_possible(
+    world: tuple[list[Bin], list[Piece], Goal],
+) -> None:
     devices, pieces, goal = world
     way = fewest_moves(devices, pieces, goal, MOST)
     fewest = brute_force(devices, pieces, goal)
@@ -122,7 +124,7 @@ def test_as_few_slices_move_as_possible(world: tuple[list[Bin], list[Piece], Goa
         assert way.device_uuid in ready(devices, follow(devices, pieces, way), goal)
 
 
-def test_nothing_moves_where_there_is_room() -> None:
+def test_a_defragmentation_moves_nothing_where_there_is_room() -> None:
     way = fewest_moves(bins(10, 10), [Piece("a", "d0", 6)], Goal(frozenset({"d0", "d1"}), 9))
     assert way == Way("d1", ())
 

@@ -92,7 +92,7 @@ def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
 
 @given(st.data())
 @settings(max_examples=examples(75))
-def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
+def test_a_place_for_a_compute_instance_is_found_whenever_there_is_one(data: st.DataObject) -> None:
     """Searches a place in one divided GPU instance, and compares it with all places that do not overlap."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))
     geometry = geometry_for(profile.compute)

@@ -181,5 +181,5 @@ def test_tables_of_layouts_of_different_cards_are_not_mixed_up() -> None:
         assert geometry_for(second).profiles == second
 
 
-def test_a_card_without_profiles_has_one_empty_state() -> None:
+def test_a_card_without_mig_profiles_has_only_the_empty_layout() -> None:
     assert geometry_for(()).free_after == {0: 0}

@@ -49,13 +49,13 @@ def test_a_layout_switches_mig_mode_on_first() -> None:
     assert [step.fault_point for step in made.steps] == ["enable", "create-9@4"]
 
 
-def test_a_device_in_another_mode_is_an_obstacle() -> None:
+def test_a_device_in_another_mode_prevents_a_layout() -> None:
     made = plan("3g.71gb", on=False, use=used(Mode.PRELOAD, GIB))
     assert (made.possible, made.steps) == (False, ())
     assert made.obstacle == "device 0 is in mode preload with 1 allocation"
 
 
-def test_a_pending_reset_is_an_obstacle() -> None:
+def test_a_pending_reset_of_the_device_prevents_a_layout() -> None:
     waiting = h200(0, mig=Mig(capable=True, current=False, pending=True, profiles=H200_PROFILES))
     made = plan_device(waiting, EMPTY, NO_POOL, ["3g.71gb"])
     assert made.obstacle == "device 0 has a reset due, which brings MIG mode on"

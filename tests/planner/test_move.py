@@ -59,7 +59,9 @@ def test_a_move_of_an_allocation_with_several_slices_names_the_slice() -> None:
         ({"mig": replace(h200(1).mig, current=True)}, ErrorCode.UNSUPPORTED),
     ],
 )
-def test_a_card_that_cannot_take_the_tenant_is_refused(there: dict[str, Any], code: ErrorCode) -> None:
+def test_a_move_to_a_card_that_cannot_take_the_tenant_is_refused(
+    there: dict[str, Any], code: ErrorCode
+) -> None:
     devices: list[Device] = [h200(0), replace(h200(1), **there)]
     node = replace(NODE, devices=tuple(devices))
     with pytest.raises(VgpuError) as refused:
@@ -67,7 +69,7 @@ def test_a_card_that_cannot_take_the_tenant_is_refused(there: dict[str, Any], co
     assert refused.value.code is code
 
 
-def test_a_tenant_that_cannot_move_is_refused() -> None:
+def test_a_move_of_a_tenant_that_cannot_move_is_refused() -> None:
     with pytest.raises(VgpuError, match=r"575\.57\.08"):
         rules.check_movable(held(0), replace(NODE, driver_version="575.57.08"))
     with pytest.raises(VgpuError, match="kubelet"):
@@ -88,7 +90,7 @@ def test_a_move_probes_the_device_before_it_holds_the_tenant_and_saves_memory_be
     assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
 
 
-def test_a_device_near_the_other_slices_comes_first() -> None:
+def test_a_target_device_near_the_allocations_other_slices_comes_first() -> None:
     near = {(UUIDS[0], UUIDS[4]): Link.NVLINK, (UUIDS[4], UUIDS[0]): Link.NVLINK}
     node = replace(NODE, links=near)
     ends = rules.ends_by_nearness(held(0, 1), UUIDS[1], node, {}, spread=False)
@@ -96,7 +98,7 @@ def test_a_device_near_the_other_slices_comes_first() -> None:
     assert set(ends) == set(UUIDS) - {UUIDS[0], UUIDS[1]}
 
 
-def test_the_fuller_device_comes_first_unless_spread() -> None:
+def test_the_fuller_target_device_comes_first_unless_the_strategy_is_spread() -> None:
     use = use_of([held(3, name="b")])
     ends = rules.ends_by_nearness(held(0), UUIDS[0], NODE, use, spread=False)
     assert ends[0] == UUIDS[3]

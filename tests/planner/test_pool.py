@@ -66,7 +66,7 @@ def test_an_idle_instance_in_the_way_is_destroyed_and_made_again_at_another_plac
     assert kinds.index("clear-instance") < kinds.index("attach")
 
 
-def test_used_and_foreign_instances_never_move() -> None:
+def test_mig_instances_in_use_and_foreign_ones_are_never_moved() -> None:
     for pool, held, busy in (
         (Pool(), (), ()),
         (Pool(own(IDLE)), ((19, 2),), ()),

@@ -272,7 +272,7 @@ def _work(life: Life, tenant: Tenant, now: float) -> Tenant:
 
 @settings(max_examples=examples(40))
 @given(lives_of(turns=True))
-def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
+def test_no_tenant_waits_longer_than_the_turns_and_switches_of_all_tenants(lives: list[Life]) -> None:
     live(lives, 300, begin_away=True)
     bound = len(lives) * (5 + 2 * SWITCH + 2 * STEP)
     for life in lives:
@@ -326,7 +326,7 @@ def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
 
 @settings(max_examples=examples(30))
 @given(lives_of(turns=True))
-def test_every_planned_switch_is_done(lives: list[Life]) -> None:
+def test_every_planned_suspension_and_resumption_is_made(lives: list[Life]) -> None:
     todo = sum(work for life in lives for _, work in life.spells)
     switches = (todo / 5 + 6 * len(lives)) * (2 * SWITCH + 2 * STEP) * 2
     live(lives, todo + switches + 60, begin_away=True)
@@ -351,7 +351,7 @@ def test_every_planned_switch_is_done(lives: list[Life]) -> None:
         unique_by=lambda t: t.id,
     )
 )
-def test_every_plan_is_consistent(tenants: list[Tenant]) -> None:
+def test_every_residency_plan_is_consistent(tenants: list[Tenant]) -> None:
     plan = decide(100, tenants, CARD)
     by_id = {tenant.id: tenant for tenant in tenants}
     free = dict(CARD)

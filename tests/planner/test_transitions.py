@@ -116,7 +116,7 @@ def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> Non
     assert now == target
 
 
-def test_a_layout_is_found_whenever_there_is_one() -> None:
+def test_a_mig_layout_is_found_whenever_there_is_one() -> None:
     """10 000 random lists of profiles: a layout is found exactly if brute force over placements finds one."""
     geometry = geometry_for(H200_PROFILES)
     draw = random.Random(20261120)

@@ -105,14 +105,16 @@ def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path
     assert _left(tmp_path) == ["abcd1111", "abcd3333"]
 
 
-def test_a_user_is_one_account_by_name_and_by_number(ctl: Ctl, tmp_path: Path) -> None:
+def test_a_user_given_by_name_and_by_number_is_one_account(ctl: Ctl, tmp_path: Path) -> None:
     for user in (ONE, str(OF_ONE), f"0{OF_ONE}", OTHER):
         assert f" of {ONE if user != OTHER else OTHER}; its token" in ctl("grant", user).stderr
     ctl("revoke", f"0{OF_ONE}")
     assert [one["user"] for one in json.loads((tmp_path / FILE).read_text())] == [OTHER]
 
 
-def test_an_ambiguous_number_revokes_no_grant(ctl: Ctl, tmp_path: Path) -> None:
+def test_a_number_that_is_a_user_and_the_beginning_of_a_grants_id_revokes_no_grant(
+    ctl: Ctl, tmp_path: Path
+) -> None:
     _grants(ctl, tmp_path, {f"{OF_OTHER}000": ONE, "abcd2222": OTHER})
     refused = ctl("revoke", str(OF_OTHER))
     assert f"is the uid of a user with grants, and begins the id of grant {OF_OTHER}000" in refused.stderr

@@ -89,7 +89,7 @@ def test_a_program_that_succeeds_without_its_slice_keeps_its_exit_code(remote: R
     assert client.returncode == 0
 
 
-def test_a_client_is_told_that_the_next_door_does_not_know_its_session(remote: RemoteNode) -> None:
+def test_a_client_is_told_that_a_restarted_door_does_not_know_its_session(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB")
     remote.door.kill()
     remote.door.wait()

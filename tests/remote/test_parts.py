@@ -321,7 +321,7 @@ def _session(name: str, backend: socket.socket) -> Session:
     )
 
 
-def test_the_door_speaks_no_version_of_tls_below_1_3() -> None:
+def test_the_door_refuses_versions_of_tls_below_1_3() -> None:
     async def check() -> None:
         tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", None)
         client = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
@@ -405,7 +405,9 @@ def test_a_label_leaves_room_for_the_user_and_the_address() -> None:
         ({"max_memory_bytes": 4 * GIB, "max_cores_percent": 50.0}, Sizes(2 * GIB, 30.0), ""),
     ],
 )
-def test_a_grant_bounds_what_it_holds(bounds: dict[str, Any], wanted: Sizes, sentence: str) -> None:
+def test_a_grant_bounds_the_sum_of_the_slices_that_it_has(
+    bounds: dict[str, Any], wanted: Sizes, sentence: str
+) -> None:
     grant = replace(ALICE, **bounds)
     try:
         check_quota(grant, wanted, [Sizes(2 * GIB, 20.0)])

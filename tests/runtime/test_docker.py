@@ -126,7 +126,9 @@ def test_a_refusal_reaches_the_caller_of_docker(docker: Docker) -> None:
     assert "no device can hold 1000GiB" in done.stderr and "E402" in done.stderr
 
 
-def test_exec_runs_under_the_containers_limit_and_a_restart_makes_a_new_slice(docker: Docker) -> None:
+def test_docker_exec_runs_under_the_containers_limit_and_docker_restart_makes_a_new_slice(
+    docker: Docker,
+) -> None:
     docker.start("again")
     (before,) = states(docker.node)
     assert docker.node.ctl_json("show", before)["label"] == "again", "the container's name"

@@ -75,7 +75,9 @@ def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Pa
     assert list(bundle.iterdir()) == [bundle / "config.json"]
 
 
-def test_the_name_that_docker_gave_the_container_is_told(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_vgpud_gets_the_name_that_docker_gave_the_container(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
     own = tmp_path / "containers" / "c1"
     own.mkdir(parents=True)
     (own / "config.v2.json").write_text(json.dumps({"ID": "c1", "Name": "/web"}))
@@ -89,7 +91,7 @@ def test_the_name_that_docker_gave_the_container_is_told(runtime: Path, bundle: 
 
 
 @pytest.mark.parametrize(("parent", "told"), [("conmon", "c1/web"), ("other", "c1")])
-def test_the_name_on_conmons_command_line_is_told(
+def test_vgpud_gets_the_containers_name_from_conmons_command_line(
     runtime: Path, bundle: Path, tmp_path: Path, parent: str, told: str
 ) -> None:
     """The shell under this name stands for conmon, and does not execute its last command in its place."""

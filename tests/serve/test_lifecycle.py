@@ -119,7 +119,9 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
     # names of the parameters; otherwise pytest would name random bytes differently in each worker
     ids=["nothing", "http", "noise", "http2"],
 )
-def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Client, junk: bytes) -> None:
+def test_bytes_that_are_no_http_2_on_the_socket_leave_other_clients_unharmed(
+    live: Live, reader: Client, junk: bytes
+) -> None:
     with socket.socket(socket.AF_UNIX) as odd:
         odd.connect(str(live.ro))
         odd.settimeout(300)

@@ -31,7 +31,7 @@ def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_devices_memory_is_the_sum_over_two_hundred_processes(sim_node: Make) -> None:
+def test_a_devices_used_memory_is_the_sum_over_two_hundred_processes(sim_node: Make) -> None:
     node = sim_node()
     holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
     assert node.dump()["devices"][0]["memory_used"] == HOLDERS * CONTEXT

@@ -129,7 +129,7 @@ def test_the_mps_daemon_ignores_bad_values_silently(mps: Mps) -> None:
 
 
 @pytest.mark.parametrize("key", ["ordinal", "uuid"])
-def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
+def test_a_memory_limit_of_mps_includes_the_context(mps: Mps, key: str) -> None:
     """A memory limit of MPS includes the context. Measured on an H200 in pieces of 32 MiB: a limit of 1024
     MiB leaves 480 MiB, one of 2048 leaves 1504.
     """
@@ -216,7 +216,7 @@ def test_the_thread_percentage_scales_the_sm_count(mps: Mps) -> None:
 
 
 @pytest.mark.parametrize(("percents", "got"), [((25, 50), (0.25, 0.5)), ((100, 50), (2 / 3, 1 / 3))])
-def test_concurrent_clients_are_held_to_their_fractions(
+def test_concurrent_mps_clients_are_held_to_their_thread_percentages(
     mps: Mps, percents: tuple[int, int], got: tuple[float, float]
 ) -> None:
     mps.daemon()

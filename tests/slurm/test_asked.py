@@ -24,7 +24,7 @@ def test_a_resource_is_read_by_its_whole_name_and_as_a_number(tres: str, amount:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == amount
 
 
-def test_the_examples_offer_every_resource_that_the_scripts_read() -> None:
+def test_the_example_configuration_offers_every_resource_that_the_scripts_read() -> None:
     names = {"vgpu_memory", "vgpu_cores", "vgpu_cards"}
     assert set(re.findall(r'asked "\$tres" (\w+)', (SCRIPTS / "prolog").read_text())) == names
     assert set(re.findall(r"^Name=(\w+) ", (SCRIPTS / "gres.conf").read_text(), re.MULTILINE)) == names

@@ -30,7 +30,9 @@ sys.exit(len(os.pread(memory, 8, int(words[-2], 16))) != 8 or not open(f"/proc/{
 """
 
 
-def test_every_line_of_the_unit_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_program_confine_knows_every_line_of_the_unit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert "CAP_SYS_ADMIN" in confine.directives()["CapabilityBoundingSet"]
     more = tmp_path / "vgpud.service"
     more.write_text(confine.UNIT.read_text().replace("[Service]\n", "[Service]\nProtectProc=invisible\n"))

@@ -152,7 +152,7 @@ def test_an_arbiter_that_hangs_is_killed_and_restarted() -> None:
     assert words("vgpud-arbiter.service", "Type") == ["notify"]
 
 
-def test_metrics_over_tcp_need_a_drop_in() -> None:
+def test_metrics_over_tcp_need_a_drop_in_for_the_unit() -> None:
     assert words("vgpud.service", "PrivateNetwork") == ["yes"]
     assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]
 
