@@ -56,6 +56,12 @@ static nvmlReturn_t find_profile(struct nv_call *c, unsigned int profile, const 
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* The fields that all versions of nvmlGpuInstanceProfileInfo_t have. */
+#define PROFILE_FIELDS(p)                                                                                      \
+    .id = (p)->id, .sliceCount = (p)->slice_count, .instanceCount = (p)->instance_count,                       \
+    .multiprocessorCount = (p)->sm_count, .copyEngineCount = (p)->copy_engines, .decoderCount = (p)->decoders, \
+    .encoderCount = (p)->encoders, .jpegCount = (p)->jpegs, .ofaCount = (p)->ofas, .memorySizeMB = (p)->memory_mib
+
 nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile,
                                                  nvmlGpuInstanceProfileInfo_t *info)
 {
@@ -65,62 +71,22 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned i
     if (info == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     NV_TRY(find_profile(&c, profile, &p));
-    *info = (nvmlGpuInstanceProfileInfo_t){.id = p->id,
-                                           .isP2pSupported = p->capabilities & 1,
-                                           .sliceCount = p->slice_count,
-                                           .instanceCount = p->instance_count,
-                                           .multiprocessorCount = p->sm_count,
-                                           .copyEngineCount = p->copy_engines,
-                                           .decoderCount = p->decoders,
-                                           .encoderCount = p->encoders,
-                                           .jpegCount = p->jpegs,
-                                           .ofaCount = p->ofas,
-                                           .memorySizeMB = p->memory_mib};
+    *info = (nvmlGpuInstanceProfileInfo_t){PROFILE_FIELDS(p), .isP2pSupported = p->capabilities & 1};
     return NVML_SUCCESS;
-}
-
-static void fill_v2(const struct sim_gi_profile *p, nvmlGpuInstanceProfileInfo_v2_t *info)
-{
-    *info = (nvmlGpuInstanceProfileInfo_v2_t){.version = nvmlGpuInstanceProfileInfo_v2,
-                                              .id = p->id,
-                                              .isP2pSupported = p->capabilities & 1,
-                                              .sliceCount = p->slice_count,
-                                              .instanceCount = p->instance_count,
-                                              .multiprocessorCount = p->sm_count,
-                                              .copyEngineCount = p->copy_engines,
-                                              .decoderCount = p->decoders,
-                                              .encoderCount = p->encoders,
-                                              .jpegCount = p->jpegs,
-                                              .ofaCount = p->ofas,
-                                              .memorySizeMB = p->memory_mib};
-    snprintf(info->name, sizeof(info->name), "%s", p->name);
-}
-
-static void fill_v3(const struct sim_gi_profile *p, nvmlGpuInstanceProfileInfo_v3_t *info)
-{
-    *info = (nvmlGpuInstanceProfileInfo_v3_t){.version = nvmlGpuInstanceProfileInfo_v3,
-                                              .id = p->id,
-                                              .sliceCount = p->slice_count,
-                                              .instanceCount = p->instance_count,
-                                              .multiprocessorCount = p->sm_count,
-                                              .copyEngineCount = p->copy_engines,
-                                              .decoderCount = p->decoders,
-                                              .encoderCount = p->encoders,
-                                              .jpegCount = p->jpegs,
-                                              .ofaCount = p->ofas,
-                                              .memorySizeMB = p->memory_mib,
-                                              .capabilities = p->capabilities};
-    snprintf(info->name, sizeof(info->name), "%s", p->name);
 }
 
 static nvmlReturn_t fill_versioned(const struct sim_gi_profile *p, nvmlGpuInstanceProfileInfo_v2_t *info)
 {
-    if (info->version == nvmlGpuInstanceProfileInfo_v2)
-        fill_v2(p, info);
-    else if (info->version == nvmlGpuInstanceProfileInfo_v3)
-        fill_v3(p, (nvmlGpuInstanceProfileInfo_v3_t *)(void *)info);
+    unsigned int version = info->version;
+    nvmlGpuInstanceProfileInfo_v3_t *v3 = (nvmlGpuInstanceProfileInfo_v3_t *)(void *)info;
+    if (version == nvmlGpuInstanceProfileInfo_v2)
+        *info = (nvmlGpuInstanceProfileInfo_v2_t){PROFILE_FIELDS(p), .isP2pSupported = p->capabilities & 1};
+    else if (version == nvmlGpuInstanceProfileInfo_v3)
+        *v3 = (nvmlGpuInstanceProfileInfo_v3_t){PROFILE_FIELDS(p), .capabilities = p->capabilities};
     else
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    info->version = version;
+    snprintf(version == nvmlGpuInstanceProfileInfo_v3 ? v3->name : info->name, sizeof(info->name), "%s", p->name);
     return NVML_SUCCESS;
 }
 

@@ -9,6 +9,13 @@ static nvmlReturn_t find_profile(struct nv_call *c, unsigned int profile, unsign
     return sim_ci_profile(c->d, &c->d->gis[c->gi], profile, p) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* The fields that all versions of nvmlComputeInstanceProfileInfo_t have; `g` is the profile of the GPU instance. */
+#define PROFILE_FIELDS(p, g)                                                                                 \
+    .id = (p).id, .sliceCount = (p).slice_count, .instanceCount = (p).instance_count,                        \
+    .multiprocessorCount = (p).sm_count, .sharedCopyEngineCount = (g)->copy_engines,                         \
+    .sharedDecoderCount = (g)->decoders, .sharedEncoderCount = (g)->encoders, .sharedJpegCount = (g)->jpegs, \
+    .sharedOfaCount = (g)->ofas
+
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gi, unsigned int profile,
                                                           unsigned int engines, nvmlComputeInstanceProfileInfo_t *info)
 {
@@ -19,15 +26,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gi, 
         return NVML_ERROR_INVALID_ARGUMENT;
     NV_TRY(find_profile(&c, profile, engines, &p));
     const struct sim_gi_profile *g = &c.d->gi_profiles[c.d->gis[c.gi].profile];
-    *info = (nvmlComputeInstanceProfileInfo_t){.id = p.id,
-                                               .sliceCount = p.slice_count,
-                                               .instanceCount = p.instance_count,
-                                               .multiprocessorCount = p.sm_count,
-                                               .sharedCopyEngineCount = g->copy_engines,
-                                               .sharedDecoderCount = g->decoders,
-                                               .sharedEncoderCount = g->encoders,
-                                               .sharedJpegCount = g->jpegs,
-                                               .sharedOfaCount = g->ofas};
+    *info = (nvmlComputeInstanceProfileInfo_t){PROFILE_FIELDS(p, g)};
     return NVML_SUCCESS;
 }
 
@@ -46,16 +45,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gi,
     NV_TRY(find_profile(&c, profile, engines, &p));
     const struct sim_gi_profile *g = &c.d->gi_profiles[c.d->gis[c.gi].profile];
     unsigned int version = info->version;
-    *info = (nvmlComputeInstanceProfileInfo_v2_t){.version = version,
-                                                  .id = p.id,
-                                                  .sliceCount = p.slice_count,
-                                                  .instanceCount = p.instance_count,
-                                                  .multiprocessorCount = p.sm_count,
-                                                  .sharedCopyEngineCount = g->copy_engines,
-                                                  .sharedDecoderCount = g->decoders,
-                                                  .sharedEncoderCount = g->encoders,
-                                                  .sharedJpegCount = g->jpegs,
-                                                  .sharedOfaCount = g->ofas};
+    *info = (nvmlComputeInstanceProfileInfo_v2_t){PROFILE_FIELDS(p, g), .version = version};
     snprintf(info->name, sizeof(info->name), "%s", p.name);
     if (v3) /* version 3 is version 2 with one more field at the end */
         ((nvmlComputeInstanceProfileInfo_v3_t *)(void *)info)->capabilities = 0;
