@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Starts the engine. `run_fd` is the run folder. The first word of its file engines/<UUID> names the engine of a

@@ -6,7 +6,7 @@
 #ifndef ARBITER_LOOKS_H
 #define ARBITER_LOOKS_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Starts the queue. `look_at_one` makes one due look at the lease, and returns false if none is due. Must be called

@@ -12,6 +12,7 @@
 #include "dying.h"
 #include "identity.h"
 #include "invariant.h"
+#include "leases.h"
 #include "looks.h"
 #include "usage_io.h"
 #include "rest.h"

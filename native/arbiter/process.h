@@ -7,7 +7,7 @@
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Begins to watch the process of this pidfd, whose pid is `pid`. It must hold the lock of `slot`. Or it must be known

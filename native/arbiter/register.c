@@ -8,6 +8,7 @@
 
 #include "identity.h"
 #include "invariant.h"
+#include "leases.h"
 #include "usage_io.h"
 #include "process.h"
 #include "rest.h"

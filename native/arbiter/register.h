@@ -4,7 +4,7 @@
 #ifndef ARBITER_REGISTER_H
 #define ARBITER_REGISTER_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /* Accepts a connection. Called when the listener of a lease is readable. */
 void register_accept(struct source *source, uint32_t events);

@@ -8,7 +8,7 @@
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Starts this module. `tick` is called every 100 ms for each lease that rests, and once after rest_look_later, with

@@ -14,6 +14,7 @@
 
 #include "aside.h"
 #include "cut.h"
+#include "leases.h"
 #include "looks.h"
 #include "usage_guard.h"
 #include "process.h"

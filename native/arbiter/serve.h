@@ -2,7 +2,7 @@
 #ifndef ARBITER_SERVE_H
 #define ARBITER_SERVE_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Can this be the name of a folder under leases/? It can contain letters, digits, '.', '_' and '-', and has no leading

@@ -6,7 +6,7 @@
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /* Opens the timer. `run_fd` and `control_device` are as in cut.h. Returns 0 or -errno. */
 int turns_open(int run_fd, const char *control_device);

@@ -5,6 +5,7 @@
 
 #include "aside.h"
 #include "dying.h"
+#include "leases.h"
 #include "looks.h"
 #include "process.h"
 #include "rest.h"

@@ -8,7 +8,7 @@
 #ifndef ARBITER_UNREGISTERED_H
 #define ARBITER_UNREGISTERED_H
 
-#include "leases.h"
+#include "lease_record.h"
 
 /*
  * Looks at the lease's claimed slots; the lease need not be held. Queues the slots of ended processes for
