@@ -133,15 +133,27 @@ static double usual_round(const struct sched_device *device, uint64_t now)
     return length;
 }
 
+/*
+ * Returns the number of calls that take the entity's tenant off all its devices, if it is large enough to lengthen
+ * rounds; otherwise 0. The work of a gang stands still until the last call has put it on its last device.
+ */
+static uint32_t hand_over_calls(const struct sched_entity *entity)
+{
+    uint32_t all = 0;
+    for (uint32_t d = 0; d < entity->tenant->device_count; d++)
+        all += entity->tenant->entities[d]->hand_over_calls;
+    return all > 2 ? all : entity->hand_over_calls > 1 ? entity->hand_over_calls : 0;
+}
+
 static double round_length(const struct sched_device *device, uint64_t now)
 {
     double length = usual_round(device, now);
     if (device->active > 1)
         return length;
     for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
-        if (!is_active(p, now) || p->hand_over_calls < 2)
+        double hand_over_ns = (double)hand_over_calls(p) * HAND_OVER_CALL_NS;
+        if (!is_active(p, now) || hand_over_ns == 0)
             continue;
-        double hand_over_ns = (double)p->hand_over_calls * HAND_OVER_CALL_NS;
         double needed = HAND_OVERS_PER_QUANTUM * hand_over_ns / clamp(fair_share(p), 0.02, 1);
         length = clamp(needed, length, ROUND_LONGEST_NS);
     }

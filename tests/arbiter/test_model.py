@@ -137,12 +137,12 @@ def test_the_time_that_a_tenant_used_alone_does_not_lower_its_later_share(
     check_pair(policy, (50, 50), (ENDLESS_WORK, PROGRAMS[program]), times)
 
 
-@pytest.mark.parametrize("share", [10, 25, 50, 75])
-def test_a_lone_job_on_two_devices_gets_its_hard_share(share: int) -> None:
-    """The calls for its two devices wait for each other in the driver, sometimes the one and sometimes the
-    other. The job runs only while both devices have it.
+@pytest.mark.parametrize(("share", "devices"), [(10, 2), (25, 2), (50, 2), (75, 2), (25, 8), (50, 8)])
+def test_a_lone_job_on_several_devices_gets_its_hard_share(share: int, devices: int) -> None:
+    """The calls for its devices wait for each other in the driver, not always in the same order. The job runs
+    only while all devices have it.
     """
-    assert rates((f"hard:{share}/2", ENDLESS_WORK))[0] == pytest.approx(share, abs=0.7)
+    assert rates((f"hard:{share}/{devices}", ENDLESS_WORK))[0] == pytest.approx(share, abs=1.1)
 
 
 @pytest.mark.parametrize("seed", range(1, 9))

@@ -3,8 +3,8 @@
  * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
  *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
- * POLICY: none, hard or lent; SHARE: percent. With `/2` after the share, the program has a second device, and its kernels
- * run only while it is on both, like those of a collective operation. Between the two times, counted from the start, the
+ * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices, and its kernels run
+ * only while it is on all of them, like those of a collective operation. Between the two times, counted from the start, the
  * tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the host, then
  * waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The driver divides
  * the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
@@ -23,8 +23,9 @@
 #include "rest.h"
 #include "usage_io.h"
 
-enum { MOST = 4, WORDS = 5, DEVICES = 2 };
-static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1"};
+enum { MOST = 4, WORDS = 5, DEVICES = 8 };
+static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1", "GPU-2", "GPU-3",
+                                                     "GPU-4", "GPU-5", "GPU-6", "GPU-7"};
 #define STEP_NS 25000u
 #define BEGIN_NS 1000000000u
 #define WARM_NS 5000000000u
@@ -33,8 +34,7 @@ static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1"};
 #define ON_NS 290000u     /* a call that enables channels; their work runs at its end */
 #define OFF_NS 520000u    /* a call that disables channels; their work stops after STOPS_NS */
 #define STOPS_NS 250000u
-#define OUT_OF_ORDER \
-    0.1 /* part of the cases in which the thread that waits for a shorter time gets the driver's lock */
+#define OUT_OF_ORDER 0.1      /* part of the cases in which another thread than the first gets the driver's lock */
 #define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
 #define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
 /* libvgpu/compute/cut.c */
@@ -440,7 +440,8 @@ static void read_program(struct program *program, char **words)
         program->kernels = 1;
         program->kernel_ns = at != NULL ? RETURNS_KERNEL_NS : 1e18;
     }
-    program->on[0] = program->on[1] = true;
+    for (uint32_t d = 0; d < DEVICES; d++)
+        program->on[d] = true;
     program->quiet_ns = QUIET_NS;
 }
 
@@ -455,7 +456,7 @@ static bool join(char **words)
     if (strncmp(words[0], "none", 4) == 0)
         limits.policy = VGPU_SHARE_NONE;
     read_program(program, words);
-    program->devices = strchr(words[0], '/') != NULL ? 2 : 1;
+    program->devices = strchr(words[0], '/') != NULL ? (uint32_t)atoi(strchr(words[0], '/') + 1) : 1;
     program->process = (struct process){.slot = count, .pidfd = {.fd = STDIN_FILENO}};
     program->lease.processes = &program->process;
     if (!sched_tenant_add(tenant, program->devices, uuids))
