@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import until
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import SuspendedProcess
@@ -105,8 +106,7 @@ def test_twenty_suspensions_of_one_user_delay_another_user_by_one_of_them(tmp_pa
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 group.create_task(suspend(1))
-            while not order:
-                await asyncio.sleep(0.01)
+            await until(lambda: order)
             group.create_task(suspend(2))
             await asyncio.sleep(0)
             (tmp_path / "lock.go").touch()

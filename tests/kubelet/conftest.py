@@ -5,14 +5,15 @@ sockets.
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.kubelet.double import PATIENCE_SECONDS, Kubelet
+from tests.clock import until
+from tests.kubelet.double import Kubelet
 from tests.node.world import FakeGateway, World, world
 from vgpud import clock
 from vgpud.ledger import RowTable
@@ -82,10 +83,7 @@ class Node:
     def allocations(self) -> tuple[Allocation, ...]:
         return tuple(self.world.keeper.book)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.02)
+    until = staticmethod(until)
 
     async def policy(self, text: str) -> None:
         (self.folder / "vgpud.toml").write_text(text)

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.clock import until
 from tests.kubelet.cluster import DRIVER, Cluster, HttpCluster, refusal
 from tests.kubelet.conftest import run
 from tests.kubelet.double import PATIENCE_SECONDS, encode
@@ -84,10 +85,7 @@ class Dra:
     def held(self) -> dict[str, Any]:
         return {a.request.id: a for a in tuple(self.world.keeper.book)}
 
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.02)
+    until = staticmethod(until)
 
     async def published(self, count: int = 2) -> None:
         """Waits until `count` devices accept new claims."""

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.clock import until
 from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker, node_maker
@@ -69,9 +70,7 @@ def join(node: DemoNode, served: HttpCluster) -> DemoNode:
 
 
 async def published(cluster: Cluster, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(cluster.pool()[0]) != count:
-            await asyncio.sleep(0.05)
+    await until(lambda: len(cluster.pool()[0]) == count)
 
 
 async def ask(node: DemoNode, verb: str, claim: dict[str, Any]) -> Any:

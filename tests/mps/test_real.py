@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.clock import until
 from tests.conditions import needs
 from tests.mps.conftest import UUID, Watched, control_program, sits_silent, watched
 from tests.otheruser import as_user
@@ -27,7 +27,6 @@ from vgpud.modes.mps.rules import MpsLimits, MpsRules
 from vgpud.modes.mps.silent import cut_silent
 
 pytestmark = needs("debian-archive")
-PATIENCE_SECONDS = 20
 
 
 def settings(made: Watched) -> tuple[str, str]:
@@ -35,13 +34,6 @@ def settings(made: Watched) -> tuple[str, str]:
         made.says("get_default_device_pinned_mem_limit 0"),
         made.says("get_default_active_thread_percentage"),
     )
-
-
-async def until(holds: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.02)
 
 
 def play(work: Callable[[], Awaitable[None]]) -> None:

@@ -142,8 +142,7 @@ def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tm
                     await w.keeper.release(held.id, ALICE, force=False)
                 assert w.keeper.book.get(held.id).state is State.RELEASING
             w.parts.specs.patience_seconds = 60.0
-            while len(w.parts.book) > 1 or len(w.specs()) > 1:
-                await asyncio.sleep(0.01)
+            await clock.until(lambda: len(w.parts.book) <= 1 and len(w.specs()) <= 1)
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
             after = await w.keeper.allocate(request("after"))

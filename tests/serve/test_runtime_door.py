@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.clock import until
 from tests.conditions import needs
 from tests.fusefile import fuse_file, never_written_back
 from tests.native.harness import ARBITER
@@ -482,8 +483,7 @@ def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) 
             unread.append(peer)
             await loop.sock_sendall(peer, REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(large)) + b"c1")
             await loop.sock_sendall(peer, large.encode())
-        while len(made.containers.started) < 6:  # all places are taken, root's included
-            await asyncio.sleep(0.01)
+        await until(lambda: len(made.containers.started) == 6, "all places are taken, root's included")
         answered = False
         while not answered:
             with contextlib.suppress(ConnectionResetError):

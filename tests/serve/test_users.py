@@ -1,6 +1,5 @@
 """Quotas and limits treat all uids of a user as one user."""
 
-import asyncio
 import errno
 import pwd
 import socket
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.clock import until
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
@@ -209,8 +209,7 @@ def test_connections_of_all_uids_of_a_user_count_together() -> None:
 
 async def settled(live: Live, connections: int) -> None:
     known = live.server.relay.peers
-    while known.served + known.refused < connections:
-        await asyncio.sleep(0.01)
+    await until(lambda: known.served + known.refused >= connections)
 
 
 CONNECTS_AND_EXECS = """

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import clock
 from tests.e2e.support import eventually as until
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import aside, has_exited, is_alive, parse_stat, read_stat
@@ -334,8 +335,7 @@ def test_a_helper_is_not_reported_as_ended_while_the_kernel_does_not_answer(
         told: asyncio.Queue[str] = asyncio.Queue()
         kernel.left = 6
         ChildUnits(tmp_path).on_exit("helper", told.put_nowait)
-        while kernel.left:
-            await asyncio.sleep(0.01)
+        await clock.until(lambda: not kernel.left)
         assert told.empty()
         os.kill(running.pid, signal.SIGKILL)
         assert await asyncio.wait_for(told.get(), 300) == "helper"
