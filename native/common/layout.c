@@ -55,6 +55,7 @@ static void constants(void)
     printf("ENVIRONMENT = \"%s\"\n", VGPU_LEASE_ENV);
     printf("LIMITS_FILE = \"%s\"\n", VGPU_LIMITS_FILE);
     printf("USAGE_FILE = \"%s\"\n", VGPU_USAGE_FILE);
+    printf("USAGE_MOUNT = \"%s\"\n", VGPU_USAGE_MOUNT);
     printf("MOVED_FILE = \"%s\"\n", VGPU_MOVED_FILE);
     printf("ANYONE_FOLDER = \"%s\"\n", VGPU_ANYONE_FOLDER);
     printf("ARBITER_SOCKET = \"%s\"\n", VGPU_ARBITER_SOCKET);

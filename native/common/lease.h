@@ -42,6 +42,12 @@
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
+/*
+ * In a container the folder is mounted read-only, and the usage file is mounted for writing here. A mount below the
+ * folder's would fail in a user namespace: the runtime opens the parent of each mount, and the container's root may not
+ * list the folder.
+ */
+#define VGPU_USAGE_MOUNT "/run/vgpu/usage"
 #define VGPU_MOVED_FILE "moved" /* file that vgpud writes after a move (relocated.h) */
 #define VGPU_ANYONE_FOLDER "anyone"
 

@@ -44,6 +44,14 @@ def mounted(node: DemoNode, name: str) -> set[str]:
     return {Path(mount["containerPath"]).name for mount in edits(node, name).get("mounts", ())}
 
 
+def test_no_mount_of_a_slice_is_below_another(node: DemoNode) -> None:
+    """A runtime in a user namespace opens the parent of each mount. It may not list the lease's folder."""
+    node.start()
+    places = {Path(mount["containerPath"]) for mount in edits(node, quota(node).id)["mounts"]}
+    assert Path("/run/vgpu/lease") in places
+    assert not [place for place in places if places & {*place.parents}]
+
+
 def test_a_removed_cdi_spec_is_written_again(node: DemoNode) -> None:
     node.start()
     held = quota(node)

@@ -30,8 +30,9 @@ mount -t tmpfs tmpfs /run
 mkdir -p "$2"
 mount --bind "$1" "$2"
 mount -o remount,bind,ro "$2"
-mount --bind "$1/usage" "$2/usage"
-shift 2
+touch "$3"
+mount --bind "$1/usage" "$3"
+shift 3
 exec "$@"
 """
 
@@ -78,7 +79,8 @@ def within(node: Node, lease: Path, *command: str | Path) -> "subprocess.Popen[s
     """Runs `command` as an unprivileged user in a mount namespace with the lease, as in a container."""
     mounted = Path(lease_layout.MOUNT)
     env = ["env", "-i", *(f"{name}={value}" for name, value in Tenant(mounted).env().items())]
-    mount: list[str | Path] = ["unshare", "-m", "sh", "-c", MOUNT, "sh", lease, mounted]
+    shell: list[str | Path] = ["unshare", "-m", "sh", "-c", MOUNT, "sh"]
+    mount = [*shell, lease, mounted, lease_layout.USAGE_MOUNT]
     process = subprocess.Popen(
         [*mount, *as_user(NOBODY, NOBODY), *env, *command],
         stdin=subprocess.PIPE,

@@ -36,10 +36,11 @@ from vgpud.lease.usage import (
     read_usage,
 )
 from vgpud.lease.writers import Libraries, Writers
-from vgpud.lease_layout import ANYONE_FOLDER
+from vgpud.lease_layout import ANYONE_FOLDER, USAGE_MOUNT
 
 __all__ = [
     "ANYONE_FOLDER",
+    "USAGE_MOUNT",
     "ArbiterClient",
     "ContextCosts",
     "DeviceLimits",

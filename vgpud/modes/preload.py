@@ -16,6 +16,7 @@ import structlog
 from vgpud import clock
 from vgpud.hardware.nodes import device_nodes
 from vgpud.lease import (
+    USAGE_MOUNT,
     ArbiterClient,
     ContextCosts,
     DeviceLimits,
@@ -325,10 +326,10 @@ class Preload:
             env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
             host_env=((LEASE_VARIABLE, str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
             mounts=(
-                # The lease is mounted read-only except its file `usage`, because a container's root could
-                # otherwise change the limits.
+                # The lease is mounted read-only, because a container's root could otherwise change the
+                # limits. Its file `usage` is mounted beside it, not below it (native/common/lease.h).
                 Mount(str(lease), CONTAINER_LEASE),
-                Mount(str(lease / "usage"), f"{CONTAINER_LEASE}/usage", read_only=False),
+                Mount(str(lease / "usage"), USAGE_MOUNT, read_only=False),
                 Mount(str(self._paths.libvgpu), CONTAINER_LIBRARY),
             ),
         )

@@ -49,6 +49,8 @@ int vgpu_lease_file(const char *folder, const char *name, int flags)
     if (!path_of(path, folder, name))
         return -ENAMETOOLONG;
     int fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == EROFS)
+        fd = open(VGPU_USAGE_MOUNT, flags | O_NOFOLLOW | O_CLOEXEC);
     return fd < 0 ? -errno : vgpu_above_stdio(fd);
 }
 

@@ -31,10 +31,10 @@ struct vgpu_lease_view {
 int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
 /*
- * Opens the file `name` in `folder`, close-on-exec and without following links. Returns a descriptor above 2, or
- * -errno. The function opens no other descriptor (such as one of the folder), because it would have to close it. A
- * program that closes all descriptors may put its own file at that number meanwhile, and the program's file would be
- * closed.
+ * Opens the file `name` in `folder`, or VGPU_USAGE_MOUNT for writing in a container, close-on-exec and without
+ * following links. Returns a descriptor above 2, or -errno. The function opens no other descriptor (such as one of the
+ * folder), because it would have to close it. A program that closes all descriptors may put its own file at that number
+ * meanwhile, and the program's file would be closed.
  */
 int vgpu_lease_file(const char *folder, const char *name, int flags);
 
