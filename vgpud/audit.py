@@ -27,9 +27,9 @@ _MADE = {
     "release": (LogEvent.RELEASED, Message.RELEASED),
     "resize": (LogEvent.RESIZED, Message.RESIZED),
     "fail": (LogEvent.ALLOCATION_FAILED, Message.ALLOCATION_FAILED),
-    "mark": (LogEvent.MARKED, Message.MARKED),
-    "drain": (LogEvent.DRAINED, Message.DRAINED),
-    "undrain": (LogEvent.UNDRAINED, Message.DRAINED),
+    "mark": (LogEvent.ALLOCATION_MARKED, Message.MARKED),
+    "drain": (LogEvent.DEVICE_DRAINED, Message.DRAINED),
+    "undrain": (LogEvent.DEVICE_UNDRAINED, Message.DRAINED),
     "reload policy": (LogEvent.POLICY_RELOADED, Message.POLICY_RELOADED),
 }
 _REFUSED = {

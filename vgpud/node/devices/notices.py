@@ -84,5 +84,5 @@ class Notices:
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
         if not audited:
-            log.warning(LogEvent.DEVICE_NOTICE, device=device_uuid, why=sentence)
+            log.warning(LogEvent.DEVICE_CONDITION_REPORTED, device=device_uuid, why=sentence)
         self._spawn(self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}"))

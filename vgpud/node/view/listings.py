@@ -58,7 +58,7 @@ class Listings:
                 device = self._inventory.device(part.device_uuid)
                 found.append(await self._effectors[part.mode].use(allocation, part, device))
             except VgpuError as error:
-                log.debug(LogEvent.USAGE_UNREADABLE, allocation=allocation.id, why=str(error))
+                log.debug(LogEvent.ALLOCATION_USAGE_UNREADABLE, allocation=allocation.id, why=str(error))
                 found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
         return tuple(found)
 

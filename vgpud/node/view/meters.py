@@ -89,5 +89,5 @@ class Meters:
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
             except VgpuError as error:  # for example, the allocation may have been released meanwhile
-                log.debug(LogEvent.METERS_UNREADABLE, allocation=allocation.id, why=str(error))
+                log.debug(LogEvent.ALLOCATION_METERS_UNREADABLE, allocation=allocation.id, why=str(error))
         return found

@@ -70,7 +70,7 @@ class Processes:
         try:
             return await self._effectors[part.mode].tenants(allocation, part, soon=True)
         except VgpuError as error:
-            log.debug(LogEvent.PROCESSES_UNREADABLE, allocation=allocation.id, why=str(error))
+            log.debug(LogEvent.ALLOCATION_PROCESSES_UNREADABLE, allocation=allocation.id, why=str(error))
             return None
 
     def _described(
