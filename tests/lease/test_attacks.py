@@ -639,7 +639,7 @@ def states(node: Node) -> list[str]:
 
 def registers(lease: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.settimeout(1)
+        line.settimeout(300)
         try:
             connect_to_arbiter(line, lease)
             line.send(message(1, 0))
