@@ -40,6 +40,11 @@ def partitions(node: DemoNode, held: pb.Allocation) -> Partitions:
     return MpsControl(program, pipe, node.folder).partitions()
 
 
+def name_file(held: pb.Allocation) -> Path:
+    """The file from which the guard reads the name of the tenant's partition."""
+    return Path(held.edits.host_env["VGPU_MPS_TENANT"]) / "partition"
+
+
 def test_tenants_have_multiprocessors_of_their_own(node: DemoNode) -> None:
     """An H200 has 16 chunks of 8 multiprocessors, and 4 multiprocessors that are in no chunk."""
     half, third = share(node, 2, 50), share(node, 2, 33)
@@ -70,9 +75,11 @@ def test_a_program_that_drops_the_guard_gets_no_cuda(node: DemoNode) -> None:
 def test_partitions_outlive_their_daemon_and_vgpud(node: DemoNode) -> None:
     held, other = share(node, 2, 25), share(node, 2, 75)
     tenant = holding(node, held)
+    names = [name_file(one).read_text() for one in (held, other)]
     node.kill()
     node.start()
     assert tenant.alive and len(partitions(node, held).ids) == 2
+    assert [name_file(one).read_text() for one in (held, other)] == names
     first = control_pid(node)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: control_pid_or_none(node) not in (None, first), "the daemon is back")
@@ -80,6 +87,19 @@ def test_partitions_outlive_their_daemon_and_vgpud(node: DemoNode) -> None:
     tenant.process.communicate()
     assert [sms(node, one) for one in (held, other)] == [32, 96]
     assert len(partitions(node, held).ids) == 2
+
+
+def test_a_daemon_without_partitions_finds_no_names_of_earlier_ones(node: DemoNode) -> None:
+    """Another daemon may give the same names to other tenants. Here the policy has changed, too."""
+    held = share(node, 2, 50)
+    assert sms(node, held) == 64 and name_file(held).exists()
+    first = control_pid(node)
+    node.kill()
+    os.kill(first, signal.SIGKILL)
+    Path(node.environment["VGPUD_CONFIG"]).write_text(QUICK)
+    node.start()
+    eventually(lambda: control_pid_or_none(node) not in (None, first), "the daemon is back")
+    assert sms(node, held) == 66 and not name_file(held).exists()
 
 
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit", "release.record-intent"])
