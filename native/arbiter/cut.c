@@ -545,7 +545,10 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
     return SCHED_NEVER;
 }
 
-/* Ends a tenant's time slice when its channels are disabled on all of its devices. */
+/*
+ * Ends a tenant's time slice when its channels are disabled on all of its devices that have time slices. On the others,
+ * where no other tenant is, they stay enabled.
+ */
 static void settle(struct lease *lease, uint64_t now)
 {
     struct sched_tenant *tenant = &lease->tenant;
@@ -554,9 +557,7 @@ static void settle(struct lease *lease, uint64_t now)
         return;
     for (uint32_t d = 0; d < tenant->device_count; d++) {
         const struct cut_entity *entity = &lease->cut_entities[d];
-        if ((tenant->held >> d & 1) == 0)
-            continue;
-        if (tenant->stays)
+        if ((tenant->held >> d & 1) == 0 || tenant->stays || !tenant->entities[d]->device->managed)
             continue;
         if (entity->state != OFF || entity->order != NULL)
             return;

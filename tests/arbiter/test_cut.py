@@ -218,6 +218,19 @@ def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path)
     assert all(counters(lease, ordinal)["turns"] > 0 for lease in leases for ordinal in range(2))
 
 
+@pytest.mark.parametrize("policy", [CONSERVING, SharePolicy.NONE])
+def test_a_job_on_two_devices_and_a_tenant_on_one_of_them_take_turns(
+    cut_card: Card, tmp_path: Path, policy: SharePolicy
+) -> None:
+    """The second device has no time slices, because no other tenant is there. The job's slice ends without
+    it.
+    """
+    job, other = cut_card.lease("a", policy, 50, devices=2), cut_card.lease("b", CONSERVING, 50)
+    cut_card.spin(other, LONG)
+    pair(cut_card, tmp_path / "page", (job, job), "--seconds", str(LONG))
+    have_turns(job, other, turns=4)
+
+
 def launches(lease: Path) -> int:
     raw = (lease / layout.USAGE_FILE).read_bytes()
     at = layout.USAGE_SLOTS + layout.SLOT_DEVICES + layout.SLOT_DEVICE_LAUNCHES
