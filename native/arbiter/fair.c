@@ -160,10 +160,22 @@ static double round_length(const struct sched_device *device, uint64_t now)
     return length;
 }
 
+/*
+ * Returns the length of a device's rounds, at least that of every other device of a tenant on it. A tenant gets its
+ * devices together, so with a quantum of its own on each it would have the shortest on all of them.
+ */
+static double common_round(const struct sched_device *device, uint64_t now)
+{
+    double longest = device->own_round_ns;
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
+        for (uint32_t d = 0; d < p->tenant->device_count && is_active(p, now); d++)
+            longest = clamp(p->tenant->entities[d]->device->own_round_ns, longest, ROUND_LONGEST_NS);
+    return longest;
+}
+
 double fair_quantum(const struct sched_entity *entity)
 {
-    const struct sched_device *device = entity->device;
-    double length = fair_share(entity) * device->round_ns;
+    double length = fair_share(entity) * entity->device->round_ns;
     return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
 }
 
@@ -175,7 +187,10 @@ static double most_tokens(const struct sched_entity *entity)
 {
     double share = asked(entity);
     /* while the entity waits for other entities, it keeps earning tokens */
-    double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0;
+    double waits = 0;
+    for (uint32_t d = 0; d < entity->tenant->device_count; d++)
+        if (entity->tenant->entities[d]->device->active > 1)
+            waits = fair_quantum(entity) / 2;
     return fair_quantum(entity) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }
 
@@ -274,7 +289,8 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
     device->refreshed_at = now;
     weigh(device, now);
-    device->round_ns = round_length(device, now);
+    device->own_round_ns = round_length(device, now);
+    device->round_ns = common_round(device, now);
     double all = on_device(device);
     for (struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if ((p->holding || p->backfills) && now > p->charged_until) {

@@ -45,10 +45,11 @@ struct sched_device {
     struct sched_entity *next_entity; /* the next holder of the device (run_queue.h) */
     /* results of the last call of fair_refresh for the device */
     uint64_t refreshed_at;
-    uint32_t active;    /* number of entities that compete */
-    double weights;     /* sum of the weights of all active entities; 1 is the whole device */
-    double none_weight; /* weight of an active entity that has no limit */
-    double round_ns;
+    uint32_t active;     /* number of entities that compete */
+    double weights;      /* sum of the weights of all active entities; 1 is the whole device */
+    double none_weight;  /* weight of an active entity that has no limit */
+    double round_ns;     /* length of a round */
+    double own_round_ns; /* the length that the device's own entities need */
 };
 
 /* An entity: a tenant on one device. */

@@ -145,6 +145,14 @@ def test_a_lone_job_on_several_devices_gets_its_hard_share(share: int, devices: 
     assert rates((f"hard:{share}/{devices}", ENDLESS_WORK))[0] == pytest.approx(share, abs=1.1)
 
 
+@pytest.mark.parametrize("job", ["hard:50/2", "hard:25/2", "hard:75/2", "lent:25/2", "hard:50/8"])
+@pytest.mark.parametrize("policy", ["hard", "lent"])
+def test_a_job_on_several_devices_and_a_tenant_on_one_of_them_get_their_shares(job: str, policy: str) -> None:
+    share = int(job.partition(":")[2].partition("/")[0])
+    got = rates((job, ENDLESS_WORK), (f"{policy}:{100 - share}", ENDLESS_WORK))
+    assert got[0] > share - 2 and got[1] > 100 - share - 1, got
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
     model(str(seed), "40000", program="sched-model-sanitized")
