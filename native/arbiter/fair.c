@@ -250,15 +250,29 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
     return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 
+/*
+ * Returns the virtual time of device time. A gang is on all of its devices for as long as its smallest share among them
+ * allows. With a share of its own on each device, it would seem to be behind for good where its share is larger, and
+ * its competitors there to be ahead.
+ */
+static double virtual_ns(const struct sched_entity *entity, uint64_t used_ns)
+{
+    const struct sched_tenant *tenant = entity->tenant;
+    double share = fair_share(entity);
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if (((tenant->held | tenant->wanted) >> d & 1) != 0)
+            share = clamp(fair_share(tenant->entities[d]), 0, share);
+    return (double)used_ns / (share > 0 ? share : 1);
+}
+
 void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now)
 {
-    double share = fair_share(entity);
     double most_debt = asked(entity) * (double)SCHED_DEBT_WAIT_NS;
     entity->count.used_ns += used_ns;
     entity->tokens_ns -= (double)used_ns;
     if (entity->tokens_ns < -most_debt)
         entity->tokens_ns = -most_debt;
-    entity->vtime_ns += (double)used_ns / (share > 0 ? share : 1);
+    entity->vtime_ns += virtual_ns(entity, used_ns);
     double least = peers_vtime(entity, now);
     if (least >= 0 && entity->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
         entity->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
@@ -307,9 +321,8 @@ void fair_refresh(struct sched_device *device, uint64_t now)
 
 void fair_refund(struct sched_entity *entity, uint64_t idle_ns)
 {
-    double share = fair_share(entity);
     entity->tokens_ns += (double)idle_ns;
-    entity->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
+    entity->vtime_ns -= virtual_ns(entity, idle_ns);
     entity->count.used_ns -= idle_ns < entity->count.used_ns ? idle_ns : entity->count.used_ns;
 }
 

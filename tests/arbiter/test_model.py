@@ -153,6 +153,15 @@ def test_a_job_on_several_devices_and_a_tenant_on_one_of_them_get_their_shares(j
     assert got[0] > share - 2 and got[1] > 100 - share - 1, got
 
 
+def test_jobs_on_several_devices_get_their_shares_beside_each_other() -> None:
+    """The tenant without a share is entitled to 10 percent of the first device and to 60 of the last two, and
+    can use 10 of each.
+    """
+    shares = {"lent:40/4": 40, "hard:30/2": 30, "lent:20": 20, "none:100/4": 10}
+    got = rates(*((policy, ENDLESS_WORK) for policy in shares))
+    assert all(g > share - 2 for g, share in zip(got, shares.values(), strict=True)), got
+
+
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
     model(str(seed), "40000", program="sched-model-sanitized")
