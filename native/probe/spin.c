@@ -293,7 +293,7 @@ static struct {
     struct {
         uint64_t at, done;
     } marks[4096];
-    uint64_t end, end_done; /* end of the requested time, and number of kernels finished by then */
+    uint64_t end, end_done; /* end of the requested duration, and the number of kernels finished until then */
 } report;
 
 static void *report_windows(void *unused)

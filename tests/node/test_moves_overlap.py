@@ -521,8 +521,8 @@ def test_a_move_of_a_stopped_tenant_is_undone_when_the_tenant_goes_on(
 def test_a_move_that_needs_the_room_of_an_earlier_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The room on the first device is that of the tenant which leaves it; a third tenant needs no room of
-    these two.
+    """One tenant moves to the device that another one leaves, and needs its room there. A third tenant moves
+    to a device with room, and waits for neither.
     """
 
     async def work() -> None:

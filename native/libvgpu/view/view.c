@@ -33,7 +33,8 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
         warm();
-        vgpu_suspended_wait(); /* a call that comes later would wait inside the driver, where vgpud does not see it */
+        /* waits here for the resume: after cuInit, calls would wait inside the driver, where vgpud does not see them */
+        vgpu_suspended_wait();
         vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
