@@ -34,7 +34,7 @@ def trail(tmp_path: Path, scene: Callable[[World], Coroutine[Any, Any, None]]) -
 
     with capture_logs() as lines:
         clock.run(work())
-    assert {line["event"] for line in lines if "audit" not in line} <= {"engine_probed"}
+    assert {line["event"] for line in lines if "audit" not in line} <= {"compute_engine_probed"}
     return [dict(line) for line in lines if "audit" in line]
 
 

@@ -291,7 +291,7 @@ class Preload:
             await self.walls.keep(allocation)
         except VgpuError as error:
             why = f"{error}; the memory wall may not be in step with the allocation"
-            log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_ADJUSTED, allocation=allocation.id, why=why)
+            log.warning(LogEvent.CGROUP_DEVICE_MEMORY_LIMIT_NOT_ADJUSTED, allocation=allocation.id, why=why)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         # for a slice in a MIG instance, no earlier `apply` has started the arbiter

@@ -170,7 +170,7 @@ class Walls:
             (limiter, *_) = (_WALLED[part.mode] for part in allocation.slices if part.mode in _WALLED)
             why = f"{error}; {limiter} alone enforces the memory limit"
             self._refused[allocation.id] = why, time.time_ns()
-            log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, allocation=allocation.id, why=why)
+            log.warning(LogEvent.CGROUP_DEVICE_MEMORY_LIMIT_NOT_SET, allocation=allocation.id, why=why)
 
     def _enter(self, allocation: Allocation) -> None:
         """Moves the tenant's process into the group. A pidfd proves that the process with this pid is still
@@ -308,7 +308,7 @@ class Walls:
         except (VgpuError, OSError) as error:
             why = f"{error}; without it libvgpu or MPS alone enforces memory limits on the device"
             self._refused[uuid] = why, time.time_ns()
-            log.warning(LogEvent.CGROUP_MEMORY_LIMIT_NOT_SET, device=uuid, why=why)
+            log.warning(LogEvent.CGROUP_DEVICE_MEMORY_LIMIT_NOT_SET, device=uuid, why=why)
             return False
         return True
 

@@ -118,7 +118,9 @@ class Calls:
                 ):
                     await self._keeper.release(held.id, caller, force=True)
             except VgpuError as error:
-                log.warning(LogEvent.UNANSWERED_ALLOCATION_NOT_RELEASED, allocation=held.id, why=str(error))
+                log.warning(
+                    LogEvent.ALLOCATION_UNKNOWN_TO_CALLER_NOT_RELEASED, allocation=held.id, why=str(error)
+                )
 
         return release
 

@@ -235,7 +235,7 @@ class Relay:
         """Connects the caller to grpcio, or closes the connection. Raises nothing."""
         refusal = self._refusal(caller)
         if refusal is not None:
-            self._complain(LogEvent.CONNECTION_REFUSED, f"refused a connection: {refusal.sentence}")
+            self._complain(LogEvent.CALLER_CONNECTION_REFUSED, f"refused a connection: {refusal.sentence}")
             if self.peers.refused >= _REFUSED_KEPT:
                 connection.close()
                 return

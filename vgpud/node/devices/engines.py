@@ -110,7 +110,9 @@ class Engines:
         driver = self._inventory.node.driver_version
         began = clock.now()
         verdict = await asyncio.to_thread(self._probe.ask, device.uuid, self._boot_id, driver)
-        log.info(LogEvent.ENGINE_PROBED, device=device.uuid, engine=verdict.engine.value, why=verdict.why)
+        log.info(
+            LogEvent.COMPUTE_ENGINE_PROBED, device=device.uuid, engine=verdict.engine.value, why=verdict.why
+        )
         if not verdict.failed or clock.now() - began > _QUICK_SECONDS:
             self._files.keep(device.uuid, verdict)
             self._verdicts[device.uuid] = verdict

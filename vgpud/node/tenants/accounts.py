@@ -56,7 +56,7 @@ class Accounts:
             task.add_done_callback(lambda done: self._ended(uid, done))
         done, _ = await asyncio.wait((self._running[uid],), timeout=self._patience_seconds)
         if not done:
-            log.warning(LogEvent.ACCOUNT_LOOKUP_TIMEOUT, uid=uid, seconds=self._patience_seconds)
+            log.warning(LogEvent.USER_ACCOUNT_LOOKUP_TIMEOUT, uid=uid, seconds=self._patience_seconds)
         return self._known.get(uid, (0.0, known))[1]
 
     async def _ask(self, uid: int) -> Account:
@@ -70,7 +70,7 @@ class Accounts:
             return
         error = done.exception()
         if error is not None:
-            log.warning(LogEvent.ACCOUNT_LOOKUP_FAILED, uid=uid, why=str(error))
+            log.warning(LogEvent.USER_ACCOUNT_LOOKUP_FAILED, uid=uid, why=str(error))
             return
         self._known.pop(uid, None)
         self._known[uid] = clock.now(), done.result()

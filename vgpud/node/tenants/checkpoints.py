@@ -145,7 +145,7 @@ class Checkpoints:
         own = belongs(process, allocation)
         if not own and start_ticks(process.pid) == process.start_ticks:
             log.warning(
-                LogEvent.FOREIGN_PROCESS_NOT_SUSPENDED,
+                LogEvent.PROCESS_OUTSIDE_ALLOCATION_NOT_SUSPENDED,
                 allocation=allocation.id,
                 pid=process.pid,
                 owner_uid=allocation.request.owner.uid,
