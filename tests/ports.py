@@ -9,7 +9,7 @@ _FIRST, _LAST = 20000, 32000
 
 
 def free_port() -> int:
-    """A port on which nothing listens on any address. Raises OSError if there is none."""
+    """A port on which nothing listens on any IPv4 address. Raises OSError if 100 random ports are in use."""
     # Hypothesis seeds the functions of the module `random` equally in each worker, so they are not used
     for port in random.SystemRandom().sample(range(_FIRST, _LAST), 100):
         try:

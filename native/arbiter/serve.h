@@ -33,7 +33,10 @@ int lease_look(const char *id);
 /* Fills `list` with the lease's registered processes. Returns 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
 
-/* At start: serves each folder in leases/. Calls leases_open. Returns the number of leases that cannot be served. */
+/*
+ * At start: calls leases_open, and serves each lease in leases/. Returns the number of leases that cannot be served, or
+ * 1 if leases/ cannot be read.
+ */
 int lease_scan(int leases_fd);
 
 #endif

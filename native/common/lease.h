@@ -142,7 +142,7 @@ struct vgpu_slot_device {
 };
 
 /*
- * Owner word of a slot. 0: the slot is free. VGPU_OWNER_SELF: it is locked, and its process is not registered yet.
+ * Owner word of a slot. 0: the slot is free. VGPU_OWNER_SELF: a process has claimed it, and is not registered yet.
  * Otherwise it is the registration number from the arbiter. Sums count every slot, whatever its owner word is.
  */
 #define VGPU_OWNER_SELF 0x80000000u

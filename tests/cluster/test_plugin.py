@@ -110,7 +110,7 @@ def test_a_sidecar_keeps_its_slice_beside_the_container_after_it(on_policy: OnPo
     assert pods.mib(side["containerID"]) == mib(2)
 
 
-def test_a_gpu_of_an_init_container_alone_is_not_taken_while_it_runs(on_policy: OnPolicy) -> None:
+def test_the_allocation_of_an_init_container_alone_stays_while_it_runs(on_policy: OnPolicy) -> None:
     pods = on_policy(
         UNITS.replace("[[kubelet.resource]]", "[kubelet]\nrelease_seconds = 1\n[[kubelet.resource]]")
     )

@@ -196,7 +196,9 @@ def test_memory_without_full_access_stays_until_it_has_it_again(
     there_and_back(node, tenant, ALL_MIB)
 
 
-def test_memory_mapped_at_two_addresses_stays_until_it_is_mapped_anew(node: DemoNode, tenant: Tenant) -> None:
+def test_memory_once_mapped_twice_is_evicted_only_after_it_is_mapped_anew(
+    node: DemoNode, tenant: Tenant
+) -> None:
     assert do(tenant, "twice 6")
     there_and_back(node, tenant, ALL_MIB - PIECE_MIB)
     assert do(tenant, "once 6")

@@ -66,7 +66,9 @@ def release_all(node: DemoNode) -> None:
 
 
 def allocated(node: DemoNode) -> list[int]:
-    """Bytes allocated on each device; asserts that none exceeds its memory."""
+    """Bytes allocated on each device. Asserts that the devices and the allocations agree on them, and that
+    they do not exceed the usable memory.
+    """
     with client(node) as calls:
         devices = calls.list_devices().devices
         held: Counter[str] = Counter()

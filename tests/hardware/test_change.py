@@ -122,7 +122,7 @@ def test_a_new_gpu_instance_has_one_compute_instance_over_all_of_it(nvml: FakeNv
         (77, Placement(0, 1), ErrorCode.BAD_REQUEST),
     ],
 )
-def test_an_instance_that_does_not_fit_is_refused(
+def test_an_instance_in_a_taken_or_wrong_place_or_of_an_unknown_profile_is_refused(
     mig: Gateway, profile: int, placement: Placement, code: ErrorCode
 ) -> None:
     mig.create_gpu_instance(GPU, 19, Placement(2, 1))

@@ -193,7 +193,7 @@ def test_the_owner_is_the_processs_uid_on_the_host() -> None:
     "changes",
     [
         {"hostID": 2**33},
-        # container id 1000 would be the last number of 32 bits on the host, which means "no id"
+        # container id 1000 would be id 2**32 - 1 on the host, which means "no id"
         {"hostID": 2**32 - 1001},
         {"hostID": -1},
         {"hostID": float("inf")},

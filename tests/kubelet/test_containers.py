@@ -231,7 +231,7 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
     run(story())
 
 
-def test_a_kubelet_that_has_listed_a_pod_is_trusted_on_its_end(short: Path) -> None:
+def test_a_pod_that_a_restarted_kubelet_listed_is_released_when_it_is_listed_no_longer(short: Path) -> None:
     """A kubelet that has listed a pod is trusted when it no longer lists it, even soon after its start."""
 
     async def story() -> None:

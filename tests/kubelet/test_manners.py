@@ -140,7 +140,7 @@ def test_an_allocate_waits_for_processes_of_the_deleted_pod(short: Path) -> None
     run(story())
 
 
-def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path) -> None:
+def test_containers_of_a_pod_with_overlapping_ids_share_an_allocation(short: Path) -> None:
     """The kubelet gives an init container's ids to later containers of the pod again."""
 
     async def story() -> None:

@@ -196,7 +196,7 @@ def cmdline(process: Path) -> bytes:
         return b""
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_the_arbiter_refuses_a_wrong_command_line() -> None:
     for arguments in ([], ["--run-dir"], ["--nonsense"], ["--run-dir", "/tmp", "more"]):
         done = subprocess.run([ARBITER, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 2

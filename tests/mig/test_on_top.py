@@ -54,7 +54,9 @@ def part(node: DemoNode, isolation: str, gib: int = 4, index: int = 0, **asked: 
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_each_tenant_of_an_instance_is_held_to_its_part(node: DemoNode, isolation: str) -> None:
+def test_each_tenant_of_a_shared_mig_instance_is_held_to_its_memory_limit(
+    node: DemoNode, isolation: str
+) -> None:
     share: dict[str, Any] = {"share_percent": 40.0} if isolation == "compute" else {}
     one, two = part(node, isolation, **share), part(node, isolation, 8, **share)
     with client(node) as calls:

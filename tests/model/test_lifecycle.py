@@ -74,8 +74,8 @@ def test_each_outcome_except_bound_has_an_event_for_watchers() -> None:
     assert set(EVENT_OF) == set(Change) - INTENTS - {Change.BOUND}
 
 
-def test_a_release_begins_in_every_phase() -> None:
-    """A forced release, or a repair at a start, can begin in every phase."""
+def test_a_release_can_begin_in_every_phase_of_an_allocation_on_record() -> None:
+    """Also a forced release, or a repair at a start."""
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 

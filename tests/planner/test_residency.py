@@ -393,7 +393,7 @@ def test_a_tenant_that_works_just_after_each_suspension_is_soon_left_resident() 
     assert patient.most_suspensions <= 4 < hasty.most_suspensions / 2
 
 
-def test_a_day_of_shared_serving_has_the_figures_of_the_trace_and_short_waits() -> None:
+def test_simulated_shared_serving_has_the_figures_of_the_trace_and_short_waits() -> None:
     pods = pool_replay.day(seconds=4 * 3600)
     drawn = pool_replay.figures(pods)
     for (what, value), real in zip(drawn.items(), pool_replay.TRACE, strict=True):

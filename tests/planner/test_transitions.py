@@ -87,8 +87,8 @@ def test_making_room_destroys_and_then_moves_as_few_idle_instances_as_possible(
 def brute_room(
     profiles: tuple[MigProfile, ...], state: State, pinned: State, wanted: int
 ) -> tuple[int, int] | None:
-    """Returns the minimum of (instances given up, instances destroyed) over all layouts that keep the pinned
-    instances.
+    """Returns the least (instances given up, instances destroyed) over all layouts that keep the pinned
+    instances and have room for one more of the profile `wanted`. Returns None if there is no such layout.
     """
     have = Counter(counts_of(state))
     have[wanted] += 1

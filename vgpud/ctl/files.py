@@ -13,7 +13,7 @@ MAX_BYTES = 1024**2
 
 def read_text(path: Path, hint: str, most_bytes: int = MAX_BYTES) -> str:
     """Returns the text of a file, without a byte order mark. Raises VgpuError(BAD_REQUEST) with `hint` if the
-    file is not regular, is larger than `most_bytes` or is not UTF-8.
+    file cannot be read, is not regular, is larger than `most_bytes` or is not UTF-8.
     """
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):

@@ -19,7 +19,9 @@ _PATIENCE_SECONDS = 600.0
 
 
 class Action(NamedTuple):
-    """An action on an allocation. `question` and `done` are sentences that name the allocation."""
+    """An action on an allocation. `question` and `during` have a place for the allocation's id. `work`
+    returns a sentence on the result.
+    """
 
     question: str
     during: str

@@ -27,10 +27,10 @@ def on_record(process: SuspendedProcess, before: Allocation, now: Allocation) ->
 def device_map(saved: Sequence[str], now: Sequence[str], visible: Iterable[str]) -> dict[str, str]:
     """Maps the device of each saved context to the device on which it is restored.
 
-    Each device of `saved` maps to the device at the same position in `now`. Any other device maps to itself;
-    if it is a target in `now`, it maps to a device that becomes free. The driver requires every device that
-    the process can see, once on either side, regardless of CUDA_VISIBLE_DEVICES (NVIDIA/cuda-checkpoint issue
-    35; cuda.core's checkpoint module).
+    Each device of `saved` maps to the device at the same position in `now`. A device of `now` that is not in
+    `saved` maps to a device that the tenant leaves, and any other device to itself. The driver requires that
+    each device that the process can see is a key once and a value once, regardless of CUDA_VISIBLE_DEVICES
+    (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module).
     """
     moved = dict(zip(saved, now, strict=True))
     came = {new: old for old, new in moved.items()}

@@ -306,8 +306,8 @@ class _Round:
         return Move(Kind.SUSPEND, tenant.id, sentence, cause, deep=deep, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
-        """True if every other tenant would fit on the device, alone, beside the memory that this tenant
-        leaves there.
+        """True if each other tenant, alone, would fit on the device beside the memory that this tenant and
+        those off the device leave there.
         """
         gone = (Where.AWAY, Where.GOING)
         away = [*(t for t in self._tenants if t.where in gone), *self._leaving, tenant]

@@ -39,6 +39,8 @@ class Problem:
 
 
 def shown_path(path: Path) -> str:
-    """The text of a path on one line. Bytes of the file name that are no valid text are replaced."""
+    """The text of a path on one line. Bytes that are not UTF-8 and characters that are not printable are
+    replaced.
+    """
     text = os.fsencode(path).decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -315,8 +315,8 @@ async def run(
 ) -> int:
     """Runs a command with a slice of another machine. Returns its exit code, or 128 plus the number of the
     signal that ended it. If the session ends before the command, `tell` is called with the cause, and if the
-    command then fails, the exit code is that of the cause. Raises VgpuError if no slice is opened, OSError if
-    the command cannot be started.
+    command then fails, the exit code is that of the cause. Raises VgpuError if no slice is opened or the
+    client does not know the node's engine, OSError if the command cannot be started.
     """
     tunnel = Tunnel(place, wanted)
     made = await tunnel.open()

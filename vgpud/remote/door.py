@@ -320,7 +320,7 @@ class RemoteDoor:
                 if not by_network:
                     whose = (_OPENINGS_OF_A_NETWORK, f"from {network_of(call.address)}")
                 sentence = f"{whose[0]} sessions are being opened {whose[1]}, which is the limit"
-                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one is open")
+                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one of these is open")
             yield
 
     async def ask(self, call: wire.Call) -> tuple[socket.socket, dict[str, Any]]:

@@ -151,8 +151,8 @@ static CUresult began(struct capture *capture, CUresult result)
 }
 
 /*
- * Returns the stream under which a function with the suffix _ptsz is recorded. For such functions, NULL is the thread's
- * own stream.
+ * Returns the stream under which a capture is recorded that a function with the suffix _ptsz begins or ends. For such
+ * functions, NULL is the thread's own stream.
  */
 static CUstream per_thread(CUstream stream)
 {

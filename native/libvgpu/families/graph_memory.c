@@ -26,7 +26,7 @@
 /* The memory that an executable graph can add on each device of the lease. */
 struct vgpu_graph_need {
     uint64_t bytes[VGPU_MAX_DEVICES];
-    /* 0: the graph frees what it allocates; otherwise a hash of the addresses that it leaves allocated */
+    /* hash of the addresses that the graph only allocates or only frees; 0: there are none */
     uint64_t unfreed;
     uint64_t bound;  /* value of `bindings` at the graph's last launch; 0: the graph has no memory */
     uint64_t stream; /* stream of the graph's last launch */

@@ -28,7 +28,7 @@ CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void));
 /* The chunks that are still parked leave the device again: the process gives up its handles of their blocks. */
 void vgpu_parked_away(void);
 
-/* From now on the request for a copy is written to *phase. */
+/* From now on, requests to copy parked blocks (VGPU_SWAP_COMING) are written to *phase. */
 void vgpu_parked_start(uint32_t *phase);
 
 #endif

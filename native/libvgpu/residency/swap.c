@@ -96,7 +96,7 @@ static uint64_t may_keep(void)
     return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
 }
 
-/* Returns whether the memory must be on the host now. */
+/* Returns whether the lease orders the memory off the device. */
 static bool is_sent(void)
 {
     return vgpu_suspended_state() == VGPU_LEASE_SUSPENDED &&

@@ -1,7 +1,7 @@
 /*
- * The rest of NVML's functions: each can be called and returns NVML_ERROR_NOT_SUPPORTED. They differ only in their
- * first argument, and read no other. Therefore this file does not include nvml.h, and declares them with that argument
- * alone.
+ * The rest of NVML's functions: each can be called, and returns NVML_ERROR_NOT_SUPPORTED unless it fails otherwise
+ * (absent.h). They differ only in the kind of their first argument (a device, an instance, or none), and read no other.
+ * Therefore this file does not include nvml.h, and declares them with that argument alone.
  */
 #include "absent.h"
 

@@ -11,7 +11,7 @@ from vgpud.model.tenancy import Allocation, Request, State
 class Account:
     def __init__(self) -> None:
         self.tally = Tally(reload_unix_seconds=time.time())
-        # Number of repeats by (uid, request id), for requests in progress or allocated.
+        # How often each request was repeated, by (uid, request id); only requests in progress or allocated.
         self._repeats: Counter[tuple[int, str]] = Counter()
 
     def repeated(self, request: Request) -> None:

@@ -141,7 +141,7 @@ class AllocationStore:
         self._check()
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
-        """Records the names that Kubernetes has for the program in an allocation, and sends watchers an
+        """Records the names of the pod, container and claim that use an allocation, and sends watchers an
         event. Does nothing if they are recorded already.
         """
         if self.book.get(allocation_id).request.workload == workload:

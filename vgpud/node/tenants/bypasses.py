@@ -90,7 +90,7 @@ class Bypasses:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """The marks of the allocation: use of a device that its limits do not cover."""
+        """The marks of the allocation. That of a missing memory wall is not recorded: each call makes it."""
         preload = self.context.preload
         refusal = None if preload is None else preload.walls.refusal(allocation)
         found = tuple(self._marks.get(allocation.id, {}).values())
@@ -200,8 +200,8 @@ class Bypasses:
         return found
 
     def _owner(self, pid: int, held: list[Allocation], survey: _Survey) -> str:
-        """The allocation to which a process belongs, looked up once per survey. A reused pid does no harm,
-        because neither of its processes is in all readings.
+        """The allocation to which a process belongs, looked up once per survey. A reused pid does no harm:
+        only an excess in all readings counts, and neither process of that pid is in all of them.
         """
         if pid not in survey.owners:
             survey.known = survey.known or belongings(survey.everything, survey.owners)

@@ -52,9 +52,10 @@ class Suspends:
         deep: bool = False,
         room_for: str = "",
     ) -> Allocation:
-        """Suspends a tenant. libvgpu evicts what it can; at the end of a turn, only as much as `room_for` and
-        other tenants need. The driver saves the rest if the suspension is `deep`. If libvgpu can evict less
-        than half of the tenant, the driver saves all of it, provided the policy says so (pool.unevictable).
+        """Suspends a tenant. libvgpu evicts what it can. At the end of a turn (Cause.TURN) it evicts only as
+        much as `room_for` and other tenants need. The driver saves the rest if the suspension is `deep`. If
+        libvgpu can evict less than half of the tenant, the driver saves all of it, provided the policy says
+        so (pool.unevictable).
 
         Raises VgpuError, and every process of the tenant then runs as before; also if the tenant has worked
         since the observation `idle_since`.
