@@ -17,4 +17,4 @@ def free_port() -> int:
         except OSError:
             continue
         return port
-    raise OSError(f"no free port from {_FIRST} to {_LAST}")
+    raise OSError(f"100 random ports from {_FIRST} to {_LAST} are in use")

@@ -115,7 +115,7 @@ def test_the_precreate_hook_edits_the_config_on_its_input(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [(), ("--what", "bind"), ("bind",), ("bind", "a", "b"), ("dance", "a1")])
-def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_vgpu_hook_reports_a_wrong_command_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = hook(tmp_path, "{}", *words)
     assert done.returncode != 0 and done.stderr.startswith("vgpu-hook: ")
 

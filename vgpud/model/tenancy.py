@@ -76,8 +76,8 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The names that Kubernetes has for the program in an allocation. Each is "" while it is not known. Names
-    are for display: no decision depends on them.
+    """The names of the pod, container and claim in Kubernetes that use an allocation. Each is "" while it is
+    not known. Names are for display: no decision depends on them.
 
     If several containers share an allocation, these are the names of the first.
     """

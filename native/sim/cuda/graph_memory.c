@@ -105,7 +105,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     CUmemoryPool pool = cu_pool_of_graphs(dev);
     cu_unlock();
     CU_CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    /* As on an H200, all reserved bytes count as used: a graph keeps its memory, even when it is destroyed. */
+    /* As on an H200, all reserved bytes count as used, those of destroyed graphs too. */
     const uint64_t values[] = {pool->reserved, pool->reserved_high, pool->reserved, pool->reserved_high};
     CU_CHECK((size_t)attribute < sizeof(values) / sizeof(values[0]), CUDA_ERROR_INVALID_VALUE);
     *(cuuint64_t *)value = values[attribute];

@@ -52,13 +52,14 @@ class Suspends:
         deep: bool = False,
         room_for: str = "",
     ) -> Allocation:
-        """Suspends a tenant. libvgpu evicts what it can. At the end of a turn (Cause.TURN) it evicts only as
-        much as `room_for` and other tenants need. The driver saves the rest if the suspension is `deep`. If
-        libvgpu can evict less than half of the tenant, the driver saves all of it, provided the policy says
-        so (pool.unevictable).
+        """Suspends a tenant. libvgpu evicts what it can. If the suspension is `deep`, the driver then saves
+        the rest. Otherwise, at the end of a turn (Cause.TURN), libvgpu evicts only as much as `room_for` and
+        other tenants need. If libvgpu can evict less than half of the tenant, the driver saves all of it,
+        provided that the suspension is `deep` or the policy says so (pool.unevictable).
 
-        Raises VgpuError, and every process of the tenant then runs as before; also if the tenant has worked
-        since the observation `idle_since`.
+        Raises VgpuError, also if the tenant has worked since the observation `idle_since`. After an error,
+        every process of the tenant runs as before; but if other tenants have the room of an evicted tenant by
+        then, it stays evicted.
         """
         allocation = await self._do.wait_until_settled(allocation.id)
         if deep:
