@@ -436,6 +436,28 @@ def test_a_containers_cgroup_has_the_limit_from_its_start_on(walled: DemoNode, c
     assert walls(walled) == {}
 
 
+@needs("cgroups", "root")
+def test_a_container_in_a_container_stays_within_the_limit(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
+    """The inner container has a group below the outer one's, and nothing of libvgpu."""
+    walled.start()
+    asked = {"vgpud.io/memory": "2GiB", "vgpud.io/isolation": "quota", "vgpud.io/device": "0"}
+    config = {"annotations": asked, "process": {"env": [], "user": {"uid": 0, "gid": 0}}}
+    hook(walled, json.dumps(config), "precreate")
+    outer, inner = cgroup / "outer", cgroup / "outer" / "inner"
+    inner.mkdir(parents=True)
+    init = subprocess.Popen(["sleep", "infinity"])
+    (outer / "cgroup.procs").write_text(str(init.pid))
+    program = [*stripped(walled), sys.executable, "-c", GREEDY, "0", str(RTLD_NOW)]
+    try:
+        hook(walled, json.dumps({"id": "c1", "pid": init.pid, "bundle": "/b"}), "bind", only(walled))
+        enter = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(inner), *program]
+        done = subprocess.run(enter, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=300)
+        assert json.loads(done.stdout)["mib"] == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
+    finally:
+        init.kill()
+        init.wait()
+
+
 @pytest.fixture
 def cluster_node(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
     """A daemon with driver 615 and a resource for pods; not started."""
