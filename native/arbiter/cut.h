@@ -52,7 +52,10 @@ void cut_lease_stale(struct lease *lease);
 /* Reports the load of a tenant that is about to be idle to the scheduler (sched_note_load). */
 void cut_note_load(struct lease *lease, uint64_t now);
 
-/* Returns the devices on which the process of this slot has channels, as bits by ordinal in the lease. */
+/*
+ * Returns the devices on which the process of this slot has channels, as bits by ordinal in the lease; 0 unless all
+ * devices of the lease have the engine cut. The lease's token bucket pays for the reading (rest.h).
+ */
 uint32_t cut_devices(struct lease *lease, uint32_t slot);
 
 /* Submits the orders that follow from the scheduler's decisions. Returns when to call again, at the latest. */

@@ -34,7 +34,7 @@ void lease_each(void (*visit)(struct lease *lease));
 int lease_open_folder(const char *id);
 
 /*
- * Opens `limits` and `usage` without following links, and sets *usage to the status of `usage`. Precondition: they are
+ * Opens `limits` and `usage` without following links, maps `usage`, and sets *usage to its status. Precondition: they are
  * not open. Returns 0 or -errno; on failure both are closed again.
  */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);

@@ -14,7 +14,10 @@ enum {
     RECEIVER_VGPUD = 1,  /* a SOCK_SEQPACKET: gets the bytes, with the pidfd if there is one */
 };
 
-/* Receives at most `most` bytes, and one descriptor. Returns the exit status; the exit closes the descriptor. */
+/*
+ * Receives one message of at most `most` bytes, and passes it on to vgpud, with its descriptor if that is a pidfd.
+ * Returns the exit status; the exit closes the descriptor.
+ */
 int receiver_run(size_t most);
 
 #endif

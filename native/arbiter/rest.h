@@ -22,14 +22,14 @@ bool rest_afford(struct lease *lease, uint32_t units);
 
 /*
  * Takes units for measured time: nanoseconds of processor time for one look at the lease's locks or processes
- * (aside.h).
+ * (aside.h). A lease whose looks took long several times in a row gets no further looks.
  */
 void rest_spent_on_look(struct lease *lease, uint64_t ns);
 
 /* Makes the next tick look at the lease's processes and slots. */
 void rest_look_later(struct lease *lease);
 
-/* Removes a lease that is about to be freed. */
+/* Takes a lease that is about to be freed off the list of leases that get ticks. */
 void rest_forget(struct lease *lease);
 
 #endif

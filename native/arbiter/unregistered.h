@@ -16,7 +16,7 @@
  */
 bool unregistered_look(struct lease *lease);
 
-/* Clears one of the queued slots. Returns false if there was none. */
+/* Clears one of the queued slots; if that fails, the next tick tries again. Returns false if none is queued. */
 bool unregistered_clear_one(struct lease *lease);
 
 #endif

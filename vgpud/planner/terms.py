@@ -79,7 +79,7 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
 
 
 def bare_name(name: str) -> str:
-    """The name without NVML's prefix: "1g.18gb" for "MIG 1g.18gb"."""
+    """The name in lower case, without NVML's prefix: "1g.18gb" for "MIG 1g.18gb"."""
     return name.strip().lower().removeprefix("mig ").strip()
 
 

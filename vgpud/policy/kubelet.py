@@ -122,8 +122,8 @@ class KubeletResource(PolicyTable):
         return self
 
     def name_of(self, profile: str) -> str:
-        """The resource name for one MIG profile. A plus sign, which Kubernetes forbids in names, becomes a
-        dot (1g.18gb.me).
+        """The resource name for one MIG profile. Characters that Kubernetes forbids in names become dots
+        (1g.18gb.me for 1g.18gb+me).
         """
         return self.name.replace(_PROFILE, re.sub(r"[^a-z0-9.-]", ".", profile.lower()))
 

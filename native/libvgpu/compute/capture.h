@@ -22,7 +22,7 @@ static inline bool vgpu_capture_any(void)
 bool vgpu_capture_forbid(void);
 void vgpu_capture_allow(void);
 
-/* Returns whether this stream is being captured. */
+/* Returns whether this stream is being captured; true also if the driver does not say. */
 bool vgpu_capture_on(CUstream stream, int per_thread);
 
 /* Forgets the captures on the streams of a context. Called when the context has ended. */

@@ -24,8 +24,8 @@ struct vgpu_digest {
 };
 
 /*
- * Loads the kernel in the current context, if it is not loaded yet, and clears the sums. Returns false if the driver
- * cannot load the kernel there (for example, because its PTX compiler is missing).
+ * Loads the kernel in the current context, at the first call there, and clears the sums. Returns false if the driver
+ * could not load the kernel there (for example, because its PTX compiler is missing).
  */
 bool vgpu_digest_begin(void);
 

@@ -44,7 +44,7 @@ def owners_of(everything: tuple[Allocation, ...], pids: Iterable[int]) -> dict[i
 
 
 def owner_of(pid: int, known: Belongings) -> str:
-    """The allocation to which the process belongs; "" if the allocation is not certain or the process has
+    """The allocation to which the process belongs; "" if there is none, it is not certain, or the process has
     ended.
 
     The pid can be reused before this function returns. A caller that acts on the answer opens a pidfd first,
