@@ -115,6 +115,15 @@ def running(pods: Pods, name: str) -> None:
     assert status["phase"] == "Running", f"{name}: {status} {pods.events(name)}"
 
 
+def ready(pods: Pods, name: str) -> bool:
+    """Does the claim's status say of each device of the pod that it is ready?"""
+    claims = [one["status"] for one in pods.cluster.get("resourceclaims")]
+    (status,) = (one for one in claims if [pod["name"] for pod in one.get("reservedFor", ())] == [name])
+    conditions = [one["conditions"] for one in status.get("devices", ())]
+    said = [one["status"] for each in conditions for one in each if one["type"] == "Ready"]
+    return said == ["True"] * len(status["allocation"]["devices"]["results"])
+
+
 def test_the_documented_claims_are_prepared(with_dra: OnPolicy) -> None:
     pods = with_dra(KINDS + DRA)
     pods.cluster.kubectl("apply", "-f", str(MANIFESTS / "examples" / "dra.yaml"))
@@ -126,6 +135,9 @@ def test_the_documented_claims_are_prepared(with_dra: OnPolicy) -> None:
     )
     for name in ("third", "either", "cards"):
         running(pods, name)
+        eventually(
+            partial(ready, pods, name), f"the status of {name}'s claim says that its devices are ready"
+        )
     assert "35gb" in json.dumps(pods.held()), "the smallest MIG instance with 30 GiB"
     assert pods.cards("cards") == 4
     pods.create(claiming("less", "held-to-less"))
