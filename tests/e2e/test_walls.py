@@ -168,16 +168,24 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 
 
 @needs("cgroups")
-def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode) -> None:
+@pytest.mark.parametrize("static_partitions", ["false", "true"])
+def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode, static_partitions: str) -> None:
     """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through
     a restart of vgpud, and ends with the tenant.
     """
+    Path(walled.environment["VGPUD_CONFIG"]).write_text(
+        f"{POLICY}[device.mps]\nstatic_partitions = {static_partitions}\n"
+    )
     walled.start()
     share = ["--isolation", "compute", "--memory", "2GiB", "--cores", "25", "--device", "0"]
     tenant = walled.tenant(share, past_libvgpu(walled)["env -i"])
     assert tenant.line()["mib"] == 1472  # 2 GiB minus a context of 526 MiB, in steps of 64 MiB
     before = walls(walled)
     assert before == {only(walled): {**dict.fromkeys(range(8), 0), 0: 2048}}
+    with client(walled) as calls:
+        (held,) = calls.list_allocations().allocations
+    has_partition = (Path(held.edits.host_env["VGPU_MPS_TENANT"]) / "partition").exists()
+    assert has_partition == (static_partitions == "true")
     walled.kill()
     walled.start()
     assert limit_by(walled) == ["driver"] and walls(walled) == before
