@@ -30,7 +30,7 @@ from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State, Workload
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
-from vgpud.serve import runtime
+from vgpud.serve import runtime, runtime_wire
 from vgpud.serve.peers import PassedProcess
 from vgpud.serve.runtime import RuntimeDoor, RuntimeLimits
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb, receive
@@ -311,11 +311,10 @@ def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users(tmp_p
                 process = await process_of(user, itself())
                 assert process is not None
                 assert process.pid == os.getpid()
-        while True:  # the places are free when the closes have ended
-            with contextlib.suppress(ConnectionAbortedError):
-                assert await process_of(7, itself()) is not None
-                return
-            await asyncio.sleep(0.01)
+        # the places are free when the closes have ended; the event loop must live that long to free them
+        await until(lambda: not runtime_wire._receivers.taken_by(7))
+        assert await process_of(7, itself()) is not None
+        await until(lambda: not runtime_wire._receivers.taken_by(7))
 
     asyncio.run(attack())
 
