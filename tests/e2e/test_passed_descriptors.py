@@ -112,7 +112,9 @@ def test_a_file_that_is_never_written_back_holds_neither_vgpud_nor_its_end(
                     took.add(door)
             assert took == ({"runtime.sock"} if refuses else WORDS.keys())
 
+        node.daemon.send_signal(signal.SIGSTOP)
         attack()
+        node.daemon.send_signal(signal.SIGCONT)
         assert file.asked()  # a close waits
         node.ctl("status")
         # what is in the queues of an ended daemon, whether it accepted the connections or not

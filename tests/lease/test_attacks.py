@@ -139,7 +139,9 @@ def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end
             connect_to_arbiter(line, lease)
             assert passes(line, b"no message", next(sockets)) is not refuses
 
+        node.arbiter.send_signal(signal.SIGSTOP)
         attack(lease)
+        node.arbiter.send_signal(signal.SIGCONT)
         assert refuses or file.asked()  # a close waits
         node.arbiter.send_signal(signal.SIGSTOP)
         attack(lease)
