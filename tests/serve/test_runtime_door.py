@@ -319,6 +319,20 @@ def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users(tmp_p
     asyncio.run(attack())
 
 
+def test_a_second_descriptor_behind_a_pidfd_does_not_reach_vgpud() -> None:
+    """An attack: vgpud would have the last copy of the second one, whose close may wait."""
+    caller, theirs = socket.socketpair()
+    ours, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pidfd = os.pidfd_open(os.getpid())
+    with caller, theirs, ours:
+        socket.send_fds(caller, [REQUEST.pack(MAGIC, Verb.BIND, 0, 0, 0)], [pidfd, caller.fileno()])
+        with answers:
+            words = [str(ARBITER), "--receive", str(REQUEST.size)]
+            subprocess.run(words, stdin=theirs.fileno(), stdout=answers.fileno(), check=False)
+        assert socket.recv_fds(ours, REQUEST.size, 8)[:2] == (b"", [])
+    os.close(pidfd)
+
+
 def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         pidfd = os.pidfd_open(os.getpid())
