@@ -313,6 +313,7 @@ async def serve(settings: Settings, passed: Mapping[str, socket.socket]) -> None
             pods=kubelet.allocator,
         )
         runtimes.start()
+        keeper.policies.changed.append(lambda old, new: runtimes.follow_rules())
         watcher = watch_devices(daemon, keeper, loop)
         lasting = asyncio.ensure_future(
             run_all((*loops(daemon, keeper, kubelet, hung_up), doors.record), _RETRY_SECONDS)

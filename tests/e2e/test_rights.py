@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -224,3 +225,31 @@ def test_tenants_reach_their_leases_under_a_daemon_with_umask_0077(make_node: No
         ran = call(node, ALICE, "run", *asked, "--", PROBE, "info", member=True)
         assert ran.returncode == 0, (isolation, ran.stdout, ran.stderr)
     assert node.stop() == 0
+
+
+def test_the_group_can_connect_to_runtime_sock_only_while_the_policy_says_so(make_node: NodeMaker) -> None:
+    node = make_node()
+    node.environment["VGPUD_GROUP"] = GROUP.gr_name
+    config = Path(node.environment["VGPUD_CONFIG"])
+    closed = config.read_text()
+    opened = f"{closed}\n[runtime]\nusers = true\n"
+    door = node.run_dir / "runtime.sock"
+    code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    words = [*as_user(ALICE, ALICE, [GROUP.gr_gid]), sys.executable, "-c", code, str(door)]
+
+    def becomes(mode: int) -> None:
+        eventually(lambda: door.exists() and stat.S_IMODE(door.stat().st_mode) == mode, f"mode {mode:o}")
+        assert door.stat().st_gid == GROUP.gr_gid
+        tried = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (tried.returncode == 0) == (mode == 0o660), tried.stderr
+        assert ("Permission denied" in tried.stderr) == (mode == 0o600)
+
+    node.start()
+    becomes(0o600)
+    for text, mode in ((opened, 0o660), (closed, 0o600), (opened, 0o660)):
+        config.write_text(text)
+        node.ctl("policy", "reload")
+        becomes(mode)
+    node.stop()
+    node.start()
+    becomes(0o660)

@@ -154,7 +154,7 @@ def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine
         ". 711 root:root",
         "admin.sock 600 root:root",
         "ro.sock 666 root:root",
-        "runtime.sock 660 root:vgpu",
+        "runtime.sock 600 root:vgpu",
         "vgpud.sock 660 root:vgpu",
     ]
     for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket"):

@@ -112,6 +112,14 @@ class RuntimeDoor:
         self._read_seconds = 0.0  # processor time that the latest message took
 
     def start(self) -> None:
+        self.follow_rules()
+        self._listen()
+
+    def follow_rules(self) -> None:
+        """Opens the socket's file to users, or closes it, as the policy in force says."""
+        self._door.open_to_group(self._rules().users)
+
+    def _listen(self) -> None:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def stop(self, grace_seconds: float) -> None:
@@ -159,7 +167,7 @@ class RuntimeDoor:
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
-            self.start()
+            self._listen()
 
     async def _serve(self, connection: socket.socket, user: int) -> None:
         try:

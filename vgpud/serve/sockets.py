@@ -114,7 +114,8 @@ def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
     opened: dict[Door, socket.socket] = {}
     try:
         for door in Door:
-            opened[door] = _listen(folder, run_dir / SOCKET_NAMES[door], _MODES[door], gid)
+            group_of = gid if door is Door.TENANT else -1
+            opened[door] = _listen(folder, run_dir / SOCKET_NAMES[door], _MODES[door], group_of)
     except BaseException:
         for made in opened.values():
             made.close()
@@ -124,29 +125,37 @@ def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSocket:
-    """The socket for container runtimes. `made` is the path that vgpud created and removes; None if systemd
-    owns the socket.
+    """The socket for container runtimes at `path`. `made`: vgpud created it and removes it; otherwise systemd
+    owns it.
     """
 
     listening: socket.socket
-    made: Path | None
+    path: Path
+    made: bool
+
+    def open_to_group(self, opened: bool) -> None:
+        """Lets users of the socket's group connect, or root only."""
+        with suppress(OSError):  # the file was removed, so there are no callers
+            self.path.chmod(_MODES[Door.TENANT if opened else Door.ADMIN])
 
     def close(self) -> None:
-        if self.made is not None:
-            self.made.unlink(missing_ok=True)
+        if self.made:
+            self.path.unlink(missing_ok=True)
         self.listening.close()
 
 
 def runtime_socket(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> RuntimeSocket:
-    """Returns runtime.sock, for container runtimes of root and of `group`: passed by systemd, or created.
+    """Returns runtime.sock, for container runtimes of root: passed by systemd, or created. It belongs to
+    `group`, and `open_to_group` opens it to the group's users.
 
     Raises VgpuError(BAD_SETTING). A socket file that an earlier daemon left is replaced.
     """
     if _RUNTIME_DESCRIPTOR in passed:
-        return RuntimeSocket(passed[_RUNTIME_DESCRIPTOR], None)
+        listening = passed[_RUNTIME_DESCRIPTOR]
+        return RuntimeSocket(listening, Path(os.fsdecode(listening.getsockname())), False)
     path = run_dir / _RUNTIME_NAME
-    made = _listen(private_folder(run_dir), path, _MODES[Door.TENANT], _gid(group), takes_descriptors=True)
-    return RuntimeSocket(made, path)
+    made = _listen(private_folder(run_dir), path, _MODES[Door.ADMIN], _gid(group), takes_descriptors=True)
+    return RuntimeSocket(made, path, True)
 
 
 def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bool = False) -> socket.socket:
@@ -159,7 +168,7 @@ def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bo
             refuse_descriptors(made)  # before a caller can connect
         made.bind(str(hidden))
         hidden.chmod(mode)
-        if mode & stat.S_IRWXG and not mode & stat.S_IRWXO and gid >= 0:
+        if gid >= 0:
             os.chown(hidden, -1, gid)
         made.listen(_BACKLOG)
         made.setblocking(False)
