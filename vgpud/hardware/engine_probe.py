@@ -80,9 +80,7 @@ class EngineProbe:
             os.close(fd)
 
     def _run(self, device_uuid: str, lock: int) -> tuple[dict[str, Any], str]:
-        """Runs the probe. Returns its answer; if there is none, an empty one and the reason. Raises
-        OSError.
-        """
+        """Runs the probe. Returns its answer, empty if there is none, and the reason. Raises OSError."""
         environment = {
             **os.environ,
             "CUDA_CACHE_DISABLE": "1",  # the driver must not write a cache into a home folder

@@ -39,8 +39,9 @@ _APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """An event of a device. `xid` and `action` are None if NVML reports a lost device. `uuid` is empty if
-    NVML does not name the device; the next snapshot of all devices then finds the lost one.
+    """An event of a device. `xid`, `action` and `fatal` are None or empty if NVML reports a lost device.
+    `uuid` is empty if NVML does not name the device; the next snapshot of all devices then finds the lost
+    one.
     """
 
     uuid: str
@@ -79,8 +80,8 @@ def watch_events(
     the registration, so `registered` should read the health of the devices.
 
     The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
-    driver reload. Devices without events are left out. The thread is a daemon thread, so it does not keep the
-    process alive.
+    driver reload. Devices without events are left out; if there are no others, the thread ends. The thread is
+    a daemon thread, so it does not keep the process alive.
     """
     words = (gateway, callback, stop, registered)
     thread = threading.Thread(target=_watch, args=words, name="nvml-events", daemon=True)
@@ -122,8 +123,8 @@ class _EventSet:
 
 
 def _register(nvml: Nvml) -> tuple[_EventSet, int, int]:
-    """Registers all devices for events. Returns the event set, the number of devices that it watches, and the
-    number of all devices.
+    """Registers the devices that report Xid errors for events. Returns the event set, the number of devices
+    that it watches, and the number of all devices.
     """
     events = _EventSet(nvml.demand("nvmlEventSetCreate"))
     listed = int(nvml.demand("nvmlDeviceGetCount"))

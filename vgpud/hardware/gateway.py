@@ -90,8 +90,8 @@ class Gateway:
     """Modules outside vgpud/hardware use NVML only through this class. Thread-safe; the first call loads and
     initialises NVML.
 
-    Every method raises VgpuError: NVML_MISSING, DRIVER_MISSING, NVML_TIMEOUT, NVML_FAILED. Calls block for up
-    to their deadline, so an event loop calls them through `asyncio.to_thread`.
+    Every method raises VgpuError: NVML_MISSING, DRIVER_MISSING, NVML_TIMEOUT, NVML_FAILED. Methods block,
+    each NVML call in them for up to its deadline, so an event loop calls them through `asyncio.to_thread`.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Gateway:
         self._known = _Known({}, {})
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """Makes one NVML call by its name in the binding. Returns None if the card or the driver does not
-        support the call.
+        """Makes one NVML call by its name in the binding. Returns None if NVML has no answer, for example
+        because the card does not support the call.
         """
         return self.run(_NODE, lambda: self.nvml.call(name, *args))
 
@@ -210,8 +210,8 @@ class Gateway:
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
-        """Reads devices in order. After the first that does not answer, the others are read concurrently:
-        several hung devices then cost one deadline together.
+        """Reads devices in order. After the first that does not answer, the others are read concurrently: the
+        other hung devices then cost one deadline together.
         """
         rest = list(range(system.device_count))
         found: list[tuple[Device, Static] | _Unwell] = []
@@ -403,7 +403,7 @@ class Gateway:
 def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[Device]:
     """The device records for devices that could not be read, with the last known facts.
 
-    A device that was never read gets a made-up UUID, so that it is listed nevertheless.
+    A device whose UUID was never read gets a made-up one, so that it is listed nevertheless.
     """
     present = {device.uuid for device in read}
     marked: list[Device] = []

@@ -48,7 +48,7 @@ def _node(path: str, host_root: Path) -> DeviceNode:
 
 
 def device_numbers(path: Path) -> tuple[int, int] | None:
-    """Major and minor number of a character device; None if the device node does not exist."""
+    """Major and minor number of a character device; None if there is none at `path`."""
     try:
         status = path.stat()
     except OSError:

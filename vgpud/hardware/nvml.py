@@ -142,16 +142,16 @@ class Nvml:
 
     def __init__(self, binding: ModuleType, fatal: FatalEvents | None = None) -> None:
         self.binding = binding
-        # number of error answers by NVML status; unsupported calls are not counted
+        # number of error answers by NVML status, without TIMEOUT and the expected ones (_EXPECTED)
         self.refusals: Counter[int] = Counter()
         self.fatal = fatal or FatalEvents()
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """Makes an NVML call. Returns None if the card, the driver or the binding does not support the call,
-        which is logged once.
+        """Makes an NVML call. Returns None, logged once, if NVML has no answer (_NO_ANSWER), for example
+        because the card does not support the call.
 
-        Raises NvmlRefusal for an error that makes the device or the library unusable.
+        Raises NvmlRefusal for any other error.
         """
         try:
             return self.demand(name, *args)
@@ -201,7 +201,7 @@ class Nvml:
 
     def _tell_once(self, refusal: NvmlRefusal) -> None:
         """Logs an error of NVML, once for each function and status. It is logged as debug, not as a warning,
-        if the status means that the card or the driver lacks the function.
+        if the status is an expected one (_EXPECTED).
         """
         key = (refusal.function, refusal.status)
         if key in self._told:

@@ -268,8 +268,9 @@ def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tupl
 
 
 def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
-    """All processes on a device, each once: as an MPS client if it is one, else as a compute process. A row
-    whose number is no process id is left out.
+    """The running processes on a device, each once for each MIG instance: as an MPS client if it is one, else
+    as a compute process if it is one, else as a graphics process. A row whose number is no process id is left
+    out.
     """
     found: dict[tuple[int, int | None, int | None], DeviceProcess] = {}
     for kind, name in (

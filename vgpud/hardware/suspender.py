@@ -19,8 +19,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.pace import Pace
 
 _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_FOUND, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 500, 600, 801
-# maximum time until vgpu-suspend is ready: it waits for the end of a vgpu-suspend that an earlier vgpud
-# started, and cuInit takes long on a node with many devices
+# maximum time until vgpu-suspend is ready: it waits for the end of an earlier vgpu-suspend, and cuInit takes
+# long on a node with many devices
 _START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
 _SETTLE_SECONDS = 2.0
@@ -59,8 +59,9 @@ class Process(Protocol):
 
 
 class Session:
-    """One running vgpu-suspend. Every method except `state` raises VgpuError: SUSPEND_FAILED if the order
-    failed, HELPER_FAILED or HELPER_TIMEOUT if it is unknown whether the order was carried out.
+    """One running vgpu-suspend. Every method raises VgpuError HELPER_FAILED or HELPER_TIMEOUT if it is
+    unknown whether the order was carried out. If the order failed, every method except `state` and `reach`
+    raises SUSPEND_FAILED.
     """
 
     def __init__(self, answers: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:

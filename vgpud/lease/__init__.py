@@ -1,4 +1,4 @@
-"""The lease of a tenant in mode preload: its limits (pages.py), its use (usage.py), and the arbiter that
+"""The lease of a tenant that libvgpu limits: its limits (pages.py), its use (usage.py), and the arbiter that
 serves it (arbiter.py).
 """
 

@@ -33,8 +33,8 @@ class Registered:
 
 
 class ArbiterClient:
-    """Sends orders to vgpu-arbiter. Blocking and thread-safe. Each order uses its own connection and takes at
-    most timeout_seconds.
+    """Sends orders to vgpu-arbiter. Blocking and thread-safe. Each order uses its own connection and waits at
+    most timeout_seconds for its answer.
 
     The arbiter answers within milliseconds on an idle host. With seven busy programs per core, 0.7 s was
     measured, and 2 s was exceeded. A client waits 30 s: within this time the default allows an order and the

@@ -45,7 +45,9 @@ class ContextCosts:
                 self.note(device.uuid, mib)
 
     def seed(self, folder: Path) -> None:
-        """Writes the known context sizes to a lease whose processes have not measured any yet."""
+        """Writes the known context sizes to a lease, for devices that its processes have not measured yet.
+        Skips a lease that cannot be read or written.
+        """
         with contextlib.suppress(VgpuError, OSError):
             known = [self._mib.get(device.uuid, 0) for device in read_limits(folder).devices]
             found = _read(folder)

@@ -22,7 +22,7 @@ class EngineFiles:
         self.folder = run_dir / "engines"
 
     def chosen(self, device_uuid: str) -> EngineChoice | None:
-        """The engine in force on a device; None if vgpud has written no file for it."""
+        """The engine in force on a device; None if it has no valid file."""
         lines = self._read(device_uuid).splitlines()
         try:
             engine, reason, why = lines[:3]

@@ -1,8 +1,8 @@
-"""The lease: the shared-memory folder through which a preload allocation is limited and metered.
+"""The lease: the shared-memory folder through which libvgpu limits and meters an allocation.
 
 `native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is generated from
-it. vgpud writes `limits` and reads `usage` (usage.py). In `usage` it writes only the sizes of contexts, for
-libvgpu (contexts.py).
+it. vgpud writes `limits` and reads `usage` (usage.py). In `usage`, once it is made, vgpud writes only the
+sizes of contexts, for libvgpu (contexts.py).
 """
 
 import asyncio
@@ -172,7 +172,7 @@ def write_lease(
     with the files. For ANYONE it is below a folder that only root may enter: users of the host cannot reach
     it, but a container into which it is mounted can.
 
-    Raises VgpuError LEASE_FAILED if the file system refuses.
+    Raises VgpuError LEASE_FAILED if the file system refuses, IMPOSSIBLE for limits that a lease cannot hold.
     """
     folder = root / allocation
     body = _pack_body(allocation, _state(away), devices, memory, paused=paused)
@@ -194,11 +194,11 @@ def write_lease(
 
 
 async def note_moved(folder: Path, uuids: Sequence[str]) -> None:
-    """Records in the lease of a tenant that moves the devices where it was. The environments of its processes
-    may still name them; libvgpu maps each to its slice.
+    """Records in a lease the devices that its tenant leaves; `uuids` are the devices after the move. The
+    environments of its processes may still name the former devices; libvgpu maps each to its slice.
 
     Raises VgpuError(LEASE_FAILED): also if the tenant holds the lock of the folder for longer than
-    _REMOVAL_SECONDS, as in `remove_lease`; root in a container may list the folder that is mounted into it.
+    _REMOVAL_SECONDS. Root in a container can, because it may list the folder that is mounted into it.
     """
     try:
         done = await _without_waiting(lambda: _write_moved(folder, uuids))
@@ -286,10 +286,11 @@ def update_limits(
     """Changes the limits of a running tenant, in place. The devices and their order cannot change. `away`:
     the tenant is suspended. `memory`: where its movable memory is to be. `keep_share`: how much of that
     memory may stay on the device while it is OUT, in hundredths of a percent. `paused`: the tenant is kept
-    off its devices. None leaves a value unchanged. `saves`: what the driver does after an eviction; left
-    out, it becomes NOTHING.
+    off its devices. None leaves a value unchanged. `saves`: what the driver does after an eviction; left out,
+    it becomes NOTHING.
 
-    Raises VgpuError LEASE_FAILED if the lease does not exist or is closed, BUG if it is for other devices.
+    Raises VgpuError LEASE_FAILED if the lease does not exist, is closed or cannot be written, BUG if it is
+    for other devices.
     """
     held = read_limits(folder)
     if [d.uuid for d in held.devices] != [d.uuid for d in devices]:

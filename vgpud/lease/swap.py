@@ -12,7 +12,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease.pages import BYTES_MAX
 from vgpud.lease.usage import in_use, read_at, read_slots, usage_of
 
-# a slot has one word for each value of enum vgpu_stay, one after the other
+# the channels of a slot have one word, in MiB, for each value of enum vgpu_stay
 _STAYS = struct.Struct(f"<{layout.STAY_KINDS}I")
 # the words phase, error, movable bytes and host bytes, which are adjacent in a slot
 _WORDS = struct.Struct("<2I2Q")

@@ -81,8 +81,8 @@ def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
 
 
 def read_usage(folder: Path) -> Usage:
-    """The figures that the tenant reports, clamped to plausible ranges. A short or missing file reads as
-    zeros.
+    """The figures that the tenant reports, clamped to plausible ranges. A short file reads as if zeros
+    followed.
 
     Raises VgpuError LEASE_FAILED if the lease does not exist.
     """
@@ -235,7 +235,7 @@ def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], dev
 
 
 def read_counted(folder: Path, device_count: int) -> tuple[int, ...]:
-    """Bytes that the live processes count on each device: used, claimed and learnt. Clamped as in
+    """Bytes that the live processes count on each device: used, claimed, and of contexts. Clamped as in
     `read_usage`.
 
     Raises VgpuError LEASE_FAILED if the lease does not exist.

@@ -1,4 +1,4 @@
-"""Immutable snapshots of a node's devices, as NVML reports them."""
+"""Immutable snapshots of a node's devices."""
 
 import re
 from collections.abc import Mapping
@@ -54,7 +54,9 @@ class Link(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """The place of an instance: memory slices [start, start + size) of a device."""
+    """The place of an instance, slices [start, start + size): memory slices of the device for a GPU instance,
+    compute slices of the GPU instance for a compute instance.
+    """
 
     start: int
     size: int
@@ -168,7 +170,7 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One physical GPU. A field that can be None is None if NVML does not support its query on this card."""
+    """One physical GPU. A field that can be None is None if its value is not known."""
 
     uuid: str
     index: int
@@ -200,7 +202,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Node:
-    """All devices at one moment. `links` has a key (uuid, uuid) for each pair of devices in both orders."""
+    """All devices at one moment. `links` has a key (uuid, uuid) for each pair of devices in both orders, or
+    none if the pair's link could not be read.
+    """
 
     devices: tuple[Device, ...] = ()
     driver_version: str = ""

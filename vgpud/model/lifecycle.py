@@ -18,7 +18,7 @@ class Phase(StrEnum):
     ACTIVE = "active"
     RESIZING = "resizing"
     SUSPENDING = "suspending"  # the driver or libvgpu is moving the tenant's memory to the host
-    SUSPENDED = "suspended"  # the driver has moved the tenant's memory to the host
+    SUSPENDED = "suspended"  # the driver has moved the tenant's memory to the host, or there is none
     EVICTED = "evicted"  # libvgpu has moved the tenant's memory to the host
     RESUMING = "resuming"
     MOVING = "moving"  # the allocation holds capacity on the old and on the new devices

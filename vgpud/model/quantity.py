@@ -121,7 +121,7 @@ def _bad(text: str, why: str, hint: str) -> VgpuError:
 
 def format_bytes(value: int) -> str:
     """The exact text of a number of bytes in the largest binary unit that divides it. `parse_bytes` reads the
-    text back.
+    text back, except "0B".
     """
     for unit, factor in _BINARY:
         if value and value % factor == 0:
@@ -130,8 +130,8 @@ def format_bytes(value: int) -> str:
 
 
 def show_bytes(value: int) -> str:
-    """A rounded text of a number of bytes for people: one decimal, in the largest unit in which the value is
-    at least 1.
+    """A rounded text of a number of bytes for people: at most one decimal, in the largest unit in which the
+    value is at least 1.
     """
     for unit, factor in _BINARY:
         # a value that would round to 1024 of the next smaller unit is shown as 1 of this unit

@@ -5,7 +5,7 @@ from collections import Counter
 
 class Shares:
     """Counts units in use. At most `total` units are in use at a time, and at most `per_user` of them by one
-    user. Root may use `for_root` units in addition.
+    user. Root has no limit of its own, and may take a unit while fewer than `total` + `for_root` are in use.
     """
 
     def __init__(self, total: int, per_user: int, for_root: int, root: int = 0) -> None:

@@ -308,7 +308,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A character device. Major and minor are None if the host's device node could not be read."""
+    """A character device. Major and minor are None if they are not known."""
 
     path: str
     major: int | None = None
@@ -431,7 +431,7 @@ class Allocation:
 
     @property
     def stays_bytes(self) -> int:
-        """Bytes of a suspended tenant that are still on its device."""
+        """Bytes of a suspended tenant that stay on its device because libvgpu cannot evict them."""
         return sum(process.stays_bytes for process in self.suspended if process.way is Way.SWAP)
 
     @property

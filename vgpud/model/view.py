@@ -99,7 +99,7 @@ class Metered:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """A process on a device or in an allocation. `memory_bytes` is None if NVML does not list the process."""
+    """A process on a device or in an allocation. `memory_bytes` is None if NVML does not report it."""
 
     pid: int
     uid: int | None
@@ -181,8 +181,8 @@ class MpsDaemon:
 
 @dataclass(frozen=True, slots=True)
 class DrainView:
-    """A drained device, and the allocations and processes that still prevent a restart of the driver or
-    helper.
+    """Whether a device is drained, and the allocations and processes that still prevent a restart of the
+    driver or helper.
     """
 
     device_uuid: str

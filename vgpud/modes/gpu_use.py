@@ -53,8 +53,8 @@ def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
 
 
 def is_in(process: DeviceProcess, part: Slice) -> bool:
-    """Is the process in the slice? It is if it is in the slice's GPU instance, and in the slice's compute
-    instance if there are several.
+    """Is the process in the slice's GPU instance, and in its compute instance if there are several? Always
+    True for a slice outside MIG.
     """
     mig = part.mig
     if mig is None:

@@ -2,8 +2,8 @@
 a GPU instance.
 
 A slice is identified by its profile and placement, never by instance ids, which change at a reboot. The
-original state (MIG mode, existing instances) is recorded before a change (mig_records.py). vgpud does not
-destroy foreign instances unless the policy requests it.
+original MIG mode, and each instance that vgpud makes (mig_records.py), is recorded before the change. vgpud
+does not destroy foreign instances unless the policy requests it.
 """
 
 import asyncio
@@ -109,7 +109,8 @@ class MigMode(GpuUse):
 
     async def _switch(self, device_uuid: str, enabled: bool) -> bool:
         """Switches MIG mode on or off. Returns True if the new mode is in force. If it needs a reset that the
-        policy forbids, the request is cancelled, because a device with a pending reset serves no tenant.
+        policy forbids or a process prevents, the request is cancelled, because a device with a pending reset
+        serves no tenant.
         """
         if await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled):
             return True
@@ -132,7 +133,9 @@ class MigMode(GpuUse):
         await self.restore(device_uuid)
 
     async def restore(self, device_uuid: str) -> None:
-        """Destroys vgpud's unallocated instances, and restores the original MIG mode."""
+        """Destroys vgpud's instances, and restores the original MIG mode. The mode stays on if foreign
+        instances exist, or if a reset is needed that the policy forbids.
+        """
         for part in sorted(self.records.own_parts(device_uuid)):
             await self.unmake_part(device_uuid, part)
         for key in sorted(self.records.own(device_uuid)):
@@ -192,8 +195,8 @@ class MigMode(GpuUse):
                 raise
 
     async def unmake(self, device_uuid: str, key: Key) -> bool:
-        """Destroys a GPU instance if vgpud made it or if the policy removes foreign instances. Otherwise
-        returns False.
+        """Destroys a GPU instance if vgpud made it or if the policy removes foreign instances. Returns False
+        if not, or if a foreign compute instance in it is to stay.
 
         Raises VgpuError: DEVICE_IN_USE with the processes on the instance.
         """
@@ -207,8 +210,8 @@ class MigMode(GpuUse):
             return True
 
     async def _destroy(self, device_uuid: str, key: Key, there: GpuInstance | None) -> None:
-        """Destroys a GPU instance with its compute instances. The records of the compute instances are
-        removed first.
+        """Destroys a GPU instance with its compute instances, then removes their records; the record of the
+        GPU instance last.
         """
         if there is not None:
             await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
@@ -218,8 +221,8 @@ class MigMode(GpuUse):
         await self.records.gone(device_uuid, key)
 
     def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
-        """Does the GPU instance contain a compute instance that vgpud did not make and that the
-        policy keeps?
+        """Is the GPU instance divided, with a compute instance that vgpud did not make and that the policy
+        keeps?
         """
         if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
             return False

@@ -1,7 +1,7 @@
 """Records a device's MIG state: the instances that vgpud made, and the applied layout.
 
-A record is durable before the change that it describes. The ledger has a row for each GPU instance and each
-compute instance that vgpud made, and one for the layout of a device.
+An instance is recorded before it is made, and its record is deleted after it is destroyed. The ledger has a
+row for each GPU instance and each compute instance that vgpud made, and one for the layout of a device.
 """
 
 from dataclasses import dataclass

@@ -127,7 +127,8 @@ class Walls:
         """Makes the tenant's control group if needed, sets its limits, and moves the tenant's process into
         it.
 
-        If the driver or the kernel refuses, only libvgpu limits the memory, and the log has the reason.
+        If the driver or the kernel refuses, only libvgpu or MPS limits the memory, and the log has the
+        reason.
         """
         if self._may():
             await asyncio.to_thread(self._build, allocation)
@@ -210,8 +211,8 @@ class Walls:
                     self._world.limiter.set_memory_limit(uuid, str(group), limit_bytes)
 
     def _remove(self, allocation_id: str) -> None:
-        """Removes an allocation's own group if no process is in it. The driver drops the limits of a group
-        together with the group.
+        """Removes an allocation's own group, and so the driver's limits of the group. If processes are left
+        in the group, they get no more memory.
         """
         group = self._own(allocation_id)
         self._orphans.discard(allocation_id)
@@ -277,7 +278,7 @@ class Walls:
         return [d for d in self._world.node().devices if d.health.answers and not d.mig.current]
 
     def _may(self) -> bool:
-        """False if no device is known to support memory walls, so that no thread is needed."""
+        """False if all devices are known to lack memory walls, so that no thread is needed."""
         version = self._world.node().driver_version
         return self._mount is not None and any(self._able.get((version, d.uuid), True) for d in self._well())
 

@@ -1,7 +1,7 @@
-"""Parses the output of nvidia-cuda-mps-control. Pure. Unknown output is an error.
+"""Parses the output of nvidia-cuda-mps-control. Pure.
 
 Measured on 535.309.01 and 550.163.01, and on 580 where a GPU was needed: every refusal is a sentence with
-exit status 0, so each answer is first compared with the sentences of `refusal`.
+exit status 0, which `refusal` recognises.
 """
 
 import re

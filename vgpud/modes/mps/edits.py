@@ -17,8 +17,8 @@ CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
 
 
 def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) -> tuple[int, float]:
-    """The limits of one process in MiB and percent, if `processes` processes share the slice. Their sum never
-    exceeds the slice.
+    """The limits of one process in MiB and percent, if `processes` processes share the slice. Their sum does
+    not exceed the slice, but a share is at least 0.01 %.
 
     With `pooled_memory`, libvgpu enforces the sum, and each process may use all of the memory.
     """

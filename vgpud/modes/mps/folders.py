@@ -4,11 +4,11 @@
     RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for root only until the limits are set
     RUN/mps/DEVICE/pipe/p    -> gN while clients may connect; tenants know this name only
     RUN/mps/DEVICE/log
-    RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits; locks are the parts taken
+    RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: `limits`, locked by each process
 
-Containers have `pipe` mounted, so the folder above it does not stand in their way, whatever their uids. So no
-client can reach a daemon whose limits are not in force, not even one of root's; and the stale sockets and pid
-file of a daemon that was killed lie in a folder that is never used again.
+Containers have `pipe` mounted, so the ACL of the folder above it does not keep them out, whatever their uids.
+Until the limits are in force, `p` does not lead to the daemon, and no client can reach it, not even root's.
+The stale sockets and pid file of a daemon that was killed lie in a folder that is never used again.
 """
 
 import hashlib

@@ -185,7 +185,7 @@ class MpsMode(GpuUse):
             log.warning(LogEvent.MPS_LIMITS_NOT_LOWERED, device=part.target, why=why)
 
     async def unapply(self, device_uuid: str) -> None:
-        """Stops the daemon of a device or of a MIG device."""
+        """Stops the daemon of a device or of a MIG device, and restores the compute mode."""
         await self._supervisor(device_uuid, device_uuid).down()
         await self._servers_gone(device_uuid)
         await self._restore_compute_mode(device_uuid)

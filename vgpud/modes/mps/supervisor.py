@@ -98,7 +98,7 @@ class Supervisor:
             self.watch()
 
     async def limit(self) -> None:
-        """Sets the limits of the device's present tenants for all later clients."""
+        """Sets the limits of the device's present tenants for all later clients of a running daemon."""
         async with self._lock:
             if await asyncio.to_thread(self.units.running, self.name) is not None:
                 await self._limit(self.control())
@@ -223,7 +223,7 @@ class Supervisor:
 
     async def _bring_back(self, died: float) -> None:
         """Starts the daemon again. Failed starts are repeated until the daemon runs or the device has no
-        tenant. Until then `p` leads to sockets to which no program can connect.
+        tenant. Until then no program can connect: `p` leads to a dead daemon's sockets, or is removed.
         """
         pause = _FIRST_RETRY_SECONDS
         while self.charge.limits() is not None:
@@ -280,8 +280,8 @@ class Supervisor:
                 audit.automatic("end MPS server", reason, device=self.charge.device_uuid, server=server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
-        """Closes the connection that blocks the daemon. If that does not help, ends the daemon with all its
-        clients.
+        """Closes the connections that block the daemon. If there are none and the verdict is END, ends the
+        daemon with all its clients.
         """
         running = await asyncio.to_thread(self.units.running, self.name)
         if running is None:
