@@ -110,6 +110,11 @@ class Untrusted(socket.socket):
     _running: _Keeper | None = None  # the keeper that takes sockets now
     _held: tuple[_Keeper, int] | None = None
 
+    def keep(self) -> None:
+        """Has a keeper hold this listener. Called before a caller can connect."""
+        if self.may_pass:
+            self._hold(_UNKNOWN_USER)
+
     def accept(self) -> tuple[socket.socket, Any]:
         made, address = super().accept()
         connection = Untrusted(made.family, made.type, made.proto, fileno=made.detach())
@@ -117,7 +122,7 @@ class Untrusted(socket.socket):
         if connection.may_pass:
             # an urgent byte is passed over by a look, and dropped by a receive
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
-            self._hold(_UNKNOWN_USER)
+            self.keep()
             connection._hold(_user_of(connection))
         return connection, address
 
@@ -128,8 +133,7 @@ class Untrusted(socket.socket):
         return super().recv_into(buffer, self._looked(nbytes or memoryview(buffer).nbytes), flags)
 
     def close(self) -> None:
-        if self.may_pass:
-            self._hold(_UNKNOWN_USER)
+        self.keep()
         held, self._held = self._held, None
         if held is not None and not self._listens:  # a listener may be systemd's, too
             with suppress(OSError):

@@ -172,6 +172,7 @@ def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bo
             os.chown(hidden, -1, gid)
         made.listen(_BACKLOG)
         made.setblocking(False)
+        made.keep()
         hidden.rename(path)
     except OSError as error:
         made.close()

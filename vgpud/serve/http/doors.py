@@ -110,6 +110,7 @@ class Doors:
             one.bind(str(hidden))
             hidden.chmod(0o666)
             one.listen(_BACKLOG)
+            one.keep()
             hidden.rename(self._run_dir / SOCKET_NAME)
         except OSError as error:
             one.close()
