@@ -4,9 +4,9 @@
 #include "pause.h"
 
 /*
- * Number of checks of an undecided request before it is refused: for some 4 to 10 ms with short pauses, to which the
- * timer slack is added, and then for a quarter of a second. The reason: a process that moves bytes from its claim to
- * its use counts them twice for a moment, and may lose its processor in that moment.
+ * Number of checks of an undecided request before it is refused: first for some 4 to 8 ms with short pauses, and then
+ * for a quarter of a second. A reason: a process that moves bytes from its claim to its use counts them twice for a
+ * moment, and may lose its processor in that moment.
  */
 #define LOOKS_SOON 64
 #define LOOKS_MAX (LOOKS_SOON + 50)
@@ -99,8 +99,8 @@ static void note_peak(struct vgpu_slot_device *device)
 }
 
 /*
- * Adds bytes to the claim, then sums all slots. Returns true if the sum is within the limit; otherwise the bytes are
- * removed again.
+ * Adds bytes to the claim, then sums all slots. Returns true if the sum is within the limit; otherwise the claim is as
+ * before.
  */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
@@ -115,9 +115,9 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
 }
 
 /*
- * Repeats a request that only the claims of other processes prevent. It waits until those claims are settled. The
- * waiting time depends on the slot's number (modulo 8), so two processes seldom look again at the same time. So of
- * several requests that would fit alone, the first to look again is granted.
+ * Repeats a request that only claims prevent, at most LOOKS_MAX times. Returns false as soon as settled bytes prevent
+ * it. The waiting time depends on the slot's number (modulo 8), so two processes seldom look again at the same time. So
+ * of several requests that would fit alone, the first to look again is granted.
  */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {

@@ -37,7 +37,7 @@ struct vgpu_account {
     pthread_mutex_t slow;
 };
 
-/* Returns the number of slots that may be in use: those with a lower index. */
+/* Returns n: only the slots 0 to n - 1 may be in use. */
 uint32_t vgpu_account_slots(const struct vgpu_usage *usage);
 
 /* Returns the bytes used on a device by all slots, contexts and claims included. Saturates at UINT64_MAX. */

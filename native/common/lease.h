@@ -73,7 +73,10 @@ enum vgpu_lease_state {
 enum vgpu_lease_memory {
     VGPU_MEMORY_FIXED = 0, /* there is no movable memory: plain allocations are the driver's own */
     VGPU_MEMORY_HERE = 1,  /* movable memory is on the device */
-    /* movable memory is on the host, while the lease is suspended; each process reports its progress in its slot */
+    /*
+     * movable memory leaves the device, except for a part (keep_share), while the lease is suspended; each process
+     * reports its progress in its slot
+     */
     VGPU_MEMORY_OUT = 2,
     /* movable memory is on the device, and host buffers are prepared, because OUT is likely to follow */
     VGPU_MEMORY_SOON = 3,
@@ -129,7 +132,7 @@ struct vgpu_limits {
 /* Length of the page that a vgpud without the field `memory` writes. */
 #define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
-/* A process's memory on one device, by kind. Only that process writes these words. */
+/* A process's memory and counters on one device. Only that process writes these words, until its slot is cleared. */
 struct vgpu_slot_device {
     uint64_t used_bytes;    /* bytes held by API allocations, in units of the driver's pages */
     uint64_t claim_bytes;   /* bytes claimed by driver calls in progress (account.h) */
@@ -195,7 +198,7 @@ enum vgpu_swap_phase {
  * and memory whose size libvgpu measures, because no request gives it (contexts, modules, arrays).
  */
 enum vgpu_stay {
-    VGPU_STAY_PLAIN = 0, /* small pieces that share pages, and what was allocated during a stream capture */
+    VGPU_STAY_PLAIN = 0, /* small pieces that share pages, and larger ones that libvgpu could not make evictable */
     VGPU_STAY_POOLS = 1,
     VGPU_STAY_MANAGED = 2,
     VGPU_STAY_GRAPHS = 3,
@@ -206,7 +209,7 @@ struct vgpu_slot {
     uint32_t owner;
     int32_t pid;       /* pid in the process's own namespace: for information, never trusted */
     uint64_t start_ns; /* time of the claim, in CLOCK_MONOTONIC */
-    /* The following words are written when the arbiter sends LOOK. */
+    /* `calls`, `looks`, `busy` and `quiet` are brought up to date when the arbiter sends LOOK. */
     /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
     uint64_t calls;
     uint32_t looks; /* number of times that these words were written */
@@ -223,7 +226,7 @@ struct vgpu_slot {
      * consistent
      */
     uint32_t swap_phase;
-    uint32_t swap_error;    /* CUresult of a swap that was refused, or of the error that delays a swap-in; 0: none */
+    uint32_t swap_error;    /* CUresult of an eviction that failed, or of the error that delays a swap-in; 0: none */
     uint64_t movable_bytes; /* movable bytes of the process's memory, on device or host */
     uint64_t host_bytes;    /* bytes of host memory reserved for the movable memory */
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
@@ -333,8 +336,8 @@ enum vgpu_message_kind {
 #define VGPU_NO_SLOT 0xffffffffu /* stands for the slot of a process that has none */
 
 /*
- * A time slice on the devices. It has lengths and not points in time, because the two sides may be in different time
- * namespaces.
+ * Flags of a time slice (struct vgpu_turn). A slice has lengths and not points in time (except sent_ns), because the
+ * two sides may be in different time namespaces.
  */
 enum vgpu_turn_flags {
     VGPU_TURN_FREE = 1,   /* no other tenant is present: launch without pacing until revoked */

@@ -14,14 +14,14 @@
 /*
  * Takes a slot: its lock first, then clears its content, then writes the owner word. `fd` is the process's only open
  * `usage` file: closing any descriptor of that file would drop the lock, so it stays open until the process ends.
- * Returns the slot, -EAGAIN if all slots have live owners, or another -errno of fcntl.
+ * Returns the slot, -EAGAIN if the owners of all slots are alive or dying, or another -errno of fcntl.
  */
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
 
 /*
  * Locks the slot that this process claimed at `start_ns` again by `fd`, another open `usage` file, after all
- * descriptors of the earlier one were closed. If the slot was cleared meanwhile, the process owns it again, with
- * cleared words. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
+ * descriptors of the earlier one were closed. If the slot was cleared or taken meanwhile, the process owns it again,
+ * with cleared words. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
  */
 int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64_t start_ns);
 

@@ -113,7 +113,7 @@ void vgpu_capture_forget(CUcontext context)
         ended(take(NULL, context));
 }
 
-/* Counts a capture that is beginning. Waits for vgpu_capture_allow(). */
+/* Counts a capture that is beginning. Waits for vgpu_capture_allow(), at most FORBIDDEN_MAX_NS. */
 static void count_one(void)
 {
     uint64_t until = now_ns() + FORBIDDEN_MAX_NS;

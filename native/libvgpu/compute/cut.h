@@ -3,13 +3,13 @@
  * launches run as without libvgpu. The process only reports whether it has work: WANT at the first call after it was
  * idle, DONE when no work is left.
  *
- * A process is idle if it made no call for QUIET_NS, and all of its contexts have reached an event that was recorded
- * since then (cuCtxRecordEvent: host callbacks, graphs and waits on memory come before it). While the process is off
- * the device the event does not complete, so the process is not idle. A call that begins while the process is being
- * reported as idle is found by a later check: see cut.c.
+ * A process is idle if it made no call for a time that adapts to it (quiet_ns), and all of its contexts have reached an
+ * event that was recorded since then (cuCtxRecordEvent: host callbacks, graphs and waits on memory come before it).
+ * While the process is off the device the event does not complete, so the process is not idle. A call that begins while
+ * the process is being reported as idle is found by a later check: see cut.c.
  *
- * While it is on the device, a watched process also checks once per millisecond whether its work is unfinished, and
- * counts both results in its channel table: a process with gaps shares the device with others.
+ * While it is on the device, a watched process also checks, at most once per millisecond, whether its work is
+ * unfinished, and counts both results in its channel table: a process with gaps shares the device with others.
  *
  * Any thread may call these functions; a lock of this file guards the state.
  */

@@ -498,8 +498,8 @@ static void watch(void)
 }
 
 /*
- * Without an arbiter: if threads wait at the gate, may a slice begin according to the process's own duty cycle
- * (duty.h)?
+ * Without an arbiter: if threads wait at the gate, begins a slice when the process's own duty cycle (duty.h) allows it.
+ * Returns the nanoseconds until the next call.
  */
 static int64_t own_turn(uint64_t now)
 {
@@ -589,7 +589,7 @@ static int64_t cut_tick(void)
     return 0;
 }
 
-/* Does all work that is due: ends a slice, drains, checks for idleness, or follows the duty cycle. */
+/* Does all work that is due: answers LOOK, ends a slice, drains, checks for idleness, or follows the duty cycle. */
 static int64_t do_due(void)
 {
     uint64_t now = now_ns();

@@ -29,7 +29,8 @@ static inline bool vgpu_gate_passes(uint64_t weight)
 
 /*
  * Checks a launch of this weight: waits for a slice, paces the launch, or finds that this process is not limited. A
- * stream that is being captured is never delayed. If it returns an error of vgpu_tenant_enter, the launch must not run.
+ * launch on a stream that is being captured waits only while the lease is suspended. If it returns an error, the launch
+ * must not run.
  */
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight);
 

@@ -36,13 +36,13 @@ struct context_queue {
     uint64_t run_seen_ns; /* when `run` was observed */
     double unit_ns;       /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
-    bool used;     /* event of the last drain, and whether there were launches since then */
+    bool used;     /* whether the next drain waits for this context */
     bool launched; /* whether there was ever a launch in this context */
     enum vgpu_drain_state draining;
     struct vgpu_drain_job job;
 };
 
-static struct context_queue *queues; /* the queues: one for each live context with launches */
+static struct context_queue *queues; /* one for each live context that libvgpu knows */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t launched_to; /* devices with launches, as bits */
 /* devices with launches that were reported to the arbiter, as bits; all bits, if none could be reported */

@@ -42,7 +42,10 @@ bool vgpu_in_flight_none(void);
 /* Makes the next drain wait for all contexts. */
 void vgpu_in_flight_use_all(void);
 
-/* Returns how many launches may follow without a check, in any context. Used while this process is not limited. */
+/*
+ * Returns how many launches may follow without a check, in any context. Used in a slice without pacing. Makes the next
+ * drain wait for all contexts.
+ */
 uint64_t vgpu_in_flight_free(uint32_t device_count);
 
 /* Returns the devices (bits of the lease) on which this process has launched, to report them to the arbiter. */

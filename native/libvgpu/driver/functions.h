@@ -2,8 +2,8 @@
  * functions.h: finds NVIDIA's functions at run time, in the library that the process has loaded. libvgpu links to
  * neither libcuda nor NVML and does not load them into processes that do not use them.
  *
- * Any thread may call these functions, at any time after libvgpu is loaded. A function that was found stays valid until
- * the process unloads NVIDIA's library.
+ * Any thread may call these functions, at any time after libvgpu is loaded. A function that was found stays valid,
+ * because libvgpu keeps the library loaded.
  */
 #ifndef VGPU_FUNCTIONS_H
 #define VGPU_FUNCTIONS_H

@@ -53,7 +53,10 @@ static bool parse_share(const char *text, uint32_t *hundredths)
     return true;
 }
 
-/* Returns the value of `entry` if it is the variable `name`, or `name` with the number of a device; otherwise NULL. */
+/*
+ * Returns the value of `entry` if it is the variable `name`, or `name` and a device; otherwise NULL. *index: the
+ * device's number, NO_INDEX or BAD_INDEX.
+ */
 static const char *value_of(const char *entry, const char *name, int *index)
 {
     uint64_t device;

@@ -47,12 +47,13 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
     __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
 }
 
-/* Returns the number of launches so far. */
+/* Returns the number of launches that this process began under the engine cut. */
 uint64_t vgpu_inside_launches(void);
 
 /*
- * Reads all records. A thread that is not counted as inside here sees, in its next call, every write that the caller
- * made before. Returns the number of calls. Sets *inside to whether a thread is inside a call.
+ * Reads all records. If the kernel has membarrier(2), a thread that is not counted as inside here sees, in its next
+ * call, every write that the caller made before. Returns the number of calls. Sets *inside to whether a thread is
+ * inside a call.
  */
 uint64_t vgpu_inside_read(bool *inside);
 

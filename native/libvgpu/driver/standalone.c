@@ -127,7 +127,7 @@ static uint64_t hash_of(const struct vgpu_limits *limits)
     return scope != NULL ? hash(value, scope, strlen(scope)) : value;
 }
 
-/* Returns 0 if the folder belongs to this user and no other user can write to it; otherwise -errno. */
+/* Returns 0 if the folder belongs to this user and no other user has access to it; otherwise -errno. */
 static int check_folder(const char *path)
 {
     struct stat about;

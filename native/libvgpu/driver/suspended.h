@@ -1,10 +1,10 @@
 /*
- * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED). Its device memory is on the host, and a driver call
- * would block inside the driver, where vgpud does not see it. So calls that submit work or allocate memory wait here,
- * before the driver, and report that in the slot; vgpud then resumes the lease.
+ * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED). Its device memory may be on the host, and a driver
+ * call would then block inside the driver, where vgpud does not see it. So calls that submit work or allocate memory
+ * wait here, before the driver, and report that in the slot; vgpud then resumes the lease.
  *
- * Any thread may call these functions except those "for the link thread". The wait has no time limit: it ends with the
- * resume, or with the process.
+ * Any thread may call these functions except those "only for the link's thread". The wait has no time limit: it ends
+ * with the resume, or with the process.
  */
 #ifndef VGPU_SUSPENDED_H
 #define VGPU_SUSPENDED_H
@@ -77,7 +77,10 @@ bool vgpu_suspended_now(void);
 /* Returns the present state in the limits page (enum vgpu_lease_state); 0 before vgpu_suspended_start. */
 uint32_t vgpu_suspended_state(void);
 
-/* Sets the function that reports work. It is called while VGPU_SUSPENDED_IDLE is set. */
+/*
+ * Sets the function that reports work. A call runs it while VGPU_SUSPENDED_IDLE is set, and after it waited for the
+ * lease.
+ */
 void vgpu_suspended_on_work(void (*say)(void));
 
 /* Sets or clears one of enum vgpu_suspended_bits. */

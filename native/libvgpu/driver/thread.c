@@ -12,8 +12,8 @@
 typedef size_t (*minimum_fn)(const pthread_attr_t *attributes);
 
 /*
- * Returns the part of a stack that glibc uses for itself and for thread-local storage: glibc's own figure, if it
- * exports one.
+ * Returns the part of a stack that glibc uses for itself and for thread-local storage: glibc's own figure, or 0 if it
+ * exports none.
  */
 static size_t overhead_bytes(const pthread_attr_t *attributes)
 {

@@ -10,8 +10,8 @@
 #include "tenant.h"
 
 /*
- * Claims bytes. Before a refusal, it frees memory that this process's pools hold unused, as the driver does on a full
- * card, and memory of dead processes (cleared here, or by the arbiter within 100 ms).
+ * Claims bytes. Before a refusal, it looks for room: memory that this process's pools hold unused (as the driver does
+ * on a full card), leftovers (driver_overhead.h), and the slots of dead processes (vgpu_tenant_reclaim).
  */
 static bool reserve(int device, uint64_t bytes)
 {
@@ -180,7 +180,10 @@ bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entr
     return true;
 }
 
-/* Returns the bytes that the entry releases: its own, or those of the shared page if it was the page's last entry. */
+/*
+ * Returns the bytes that the entry releases: its own; for a small allocation those of its shared page if it was the
+ * page's last entry, otherwise 0.
+ */
 static uint64_t bytes_of(const struct vgpu_entry *entry)
 {
     struct vgpu_entry page;

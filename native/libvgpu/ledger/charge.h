@@ -23,7 +23,10 @@ struct vgpu_charge {
     uint64_t bytes;
 };
 
-/* Returns `bytes` rounded up to whole units. A constant unit costs no division. */
+/*
+ * Returns `bytes` rounded up to whole units; at most the largest multiple of the unit. A constant unit costs no
+ * division.
+ */
 static inline uint64_t vgpu_round(uint64_t bytes, uint64_t unit)
 {
     return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;

@@ -16,7 +16,10 @@ int vgpu_device_index(CUdevice device);
 /* Prints, once in a process, that a CUDA device is not of the lease, with the names of both. */
 void vgpu_device_tell_foreign(CUdevice device);
 
-/* Find the device of the current context, of a context, or of a stream. Return the driver's error if there is none. */
+/*
+ * Find the device of the current context, of a context, or of a stream. Return the driver's error if there is none. If
+ * the process sees one device only, vgpu_device_of_stream returns that one.
+ */
 CUresult vgpu_device_current(CUdevice *device);
 CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);
 CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device);

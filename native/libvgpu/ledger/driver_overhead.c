@@ -10,7 +10,7 @@
 #include "thread.h"
 
 #define LOOKS_MAX 20 /* maximum of measurements, of about 10 us each, while other threads allocate */
-/* number of synchronisations after which leftover memory is measured, because the first may be of another stream */
+/* number of synchronisations at which leftover memory is measured: the first may be of other streams */
 #define LEFT_LOOKS 64
 
 uint32_t vgpu_overhead_stale;

@@ -19,11 +19,11 @@
 
 /*
  * Measures now. `claimed` bytes are claims of the caller itself. Returns false if NVML has no figure, or if other
- * threads allocated all the time; the next allocation then measures again.
+ * threads changed the figures at each attempt (the next allocation then measures again).
  */
 bool vgpu_overhead_look(int device, uint64_t claimed);
 
-/* Measures once. Does nothing if another thread is measuring. */
+/* Measures once. Does nothing if another thread is measuring or NVML has not started. */
 void vgpu_overhead_look_once(int device);
 
 /*

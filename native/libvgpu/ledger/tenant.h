@@ -1,7 +1,7 @@
 /*
  * tenant.h: this process as a tenant: its lease, its slot, its limits.
  *
- * Any thread may call these functions. A function that waits holds a lock of this file, and is no cancellation point.
+ * Any thread may call these functions. vgpu_tenant_enter and vgpu_tenant_reclaim are no cancellation points.
  */
 #ifndef VGPU_TENANT_H
 #define VGPU_TENANT_H
@@ -14,9 +14,9 @@
 /*
  * Is this process limited? Sets *limited. The first call looks for the lease; if there is one, it claims a slot and
  * registers. Returns CUDA_SUCCESS, or an error with which nothing may run: CUDA_ERROR_OPERATING_SYSTEM if the lease
- * cannot be read, is not valid, or libvgpu cannot start its thread; CUDA_ERROR_NOT_PERMITTED if the lease is closed;
- * CUDA_ERROR_OUT_OF_MEMORY if it has as many processes as a lease can have. The error is not cached: the next call
- * tries again.
+ * cannot be read, is not valid, or libvgpu cannot start its thread; CUDA_ERROR_NO_DEVICE if HAMi's variables set limits
+ * and there is no device; CUDA_ERROR_NOT_PERMITTED if the lease is closed; CUDA_ERROR_OUT_OF_MEMORY if it has as many
+ * processes as a lease can have. The error is not cached: the next call tries again.
  */
 CUresult vgpu_tenant_enter_first(bool *limited);
 enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };
@@ -46,8 +46,8 @@ struct vgpu_account *vgpu_tenant_account(void);
 
 /*
  * Clears the slots of dead processes that the arbiter does not clear: all if there is no arbiter, otherwise those of
- * processes that never registered (because of a seccomp filter). Waits up to 1 s for the arbiter to clear slots of
- * ended registered processes. Returns true if any slot was cleared.
+ * processes that never registered (because of a seccomp filter). If it clears none, waits up to 1 s for the arbiter to
+ * clear slots of ended registered processes. Returns true if any slot was cleared.
  */
 bool vgpu_tenant_reclaim(void);
 

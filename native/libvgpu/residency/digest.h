@@ -25,7 +25,7 @@ struct vgpu_digest {
 
 /*
  * Loads the kernel in the current context, at the first call there, and clears the sums. Returns false if the driver
- * could not load the kernel there (for example, because its PTX compiler is missing).
+ * refused the kernel (for example, because its PTX compiler is missing) or the host memory for its sums.
  */
 bool vgpu_digest_begin(void);
 

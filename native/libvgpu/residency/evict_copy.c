@@ -99,7 +99,7 @@ static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned ch
     return result;
 }
 
-/* Waits for the end of the oldest copy, and releases the physical memory of its chunk. */
+/* Waits for the end of the oldest copy. If it succeeded, releases the physical memory of its chunk. */
 static CUresult land(void)
 {
     const struct copy *copy = &line.flying[line.first];

@@ -1,7 +1,8 @@
 /*
  * evictable.h: plain device memory that can leave the card and come back at the same addresses. Unless the lease's
- * `memory` is VGPU_MEMORY_FIXED, cuMemAlloc and cuMemAllocPitch of more than VGPU_SHARED_MAX bytes get a range of
- * addresses into which physical memory is mapped chunk by chunk. swap.h takes the chunks out and brings them back.
+ * `memory` is VGPU_MEMORY_FIXED or a stream capture is under way, cuMemAlloc and cuMemAllocPitch of more than
+ * VGPU_SHARED_MAX bytes get a range of addresses into which physical memory is mapped chunk by chunk. swap.h takes the
+ * chunks out and brings them back.
  *
  * Any thread may call these functions. vgpu_evictable_alloc, vgpu_evictable_free and vgpu_evictable_free_after enter
  * (vgpu_swap_enter) by themselves, so that the list of allocations does not change while memory is out. The caller of
@@ -24,7 +25,7 @@ bool vgpu_evictable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdevicept
  */
 bool vgpu_evictable_free(CUdeviceptr pointer, CUresult *result);
 
-/* As vgpu_evictable_free, but frees when the work that is on the stream now has run. */
+/* As vgpu_evictable_free, but first waits for the work that is on the stream now. If that fails, nothing is freed. */
 bool vgpu_evictable_free_after(CUdeviceptr pointer, CUstream stream, int per_thread, CUresult *result);
 
 /*

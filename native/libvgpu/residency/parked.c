@@ -166,7 +166,7 @@ void vgpu_parked_out(CUstream stream)
 {
     uint64_t bytes;
     if (count > 0)
-        return; /* those of an eviction that was interrupted */
+        return; /* the blocks of an interrupted eviction are still parked */
     home = here();
     while (count < VGPU_PARKED_MAX && (bytes = choose()) > 0 && park(bytes, stream) == CUDA_SUCCESS)
         continue;

@@ -16,7 +16,7 @@
 
 #include "cuda_api.h"
 
-/* Parks all chunks that are on the device, until there is no room or no descriptor for another block. */
+/* Parks the chunks that are on the device, until no block can be made. Does nothing while blocks are parked already. */
 void vgpu_parked_out(CUstream stream);
 
 /*

@@ -25,7 +25,10 @@ struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocation
 /* Returns a name that no handle of the driver has. */
 CUmemGenericAllocationHandle vgpu_physical_name(void);
 
-/* Record that the memory, mapped at `base`, can be moved from now on; or that it cannot be moved (_fixed). */
+/*
+ * Record that the memory, mapped at `base`, can be moved from now on (if a context is current); or that it cannot be
+ * moved (_fixed).
+ */
 void vgpu_physical_movable(struct vgpu_allocation *memory, CUdeviceptr base);
 void vgpu_physical_fixed(struct vgpu_allocation *memory);
 

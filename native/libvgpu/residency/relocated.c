@@ -16,7 +16,7 @@
 
 /*
  * Reads the lease's history: lines with an index in the lease and an earlier UUID. Returns false if the tenant was
- * never moved.
+ * never moved, or it cannot be read.
  */
 static bool read_history(char history[HISTORY_BYTES])
 {
@@ -31,7 +31,7 @@ static bool read_history(char history[HISTORY_BYTES])
     return size > 0;
 }
 
-/* Returns whether `word` names this UUID, in full or by a prefix, as CUDA accepts it. */
+/* Returns whether `word` is this UUID of a GPU, or a prefix of it, as CUDA accepts it. False for a MIG device. */
 static bool names(const char *word, size_t length, const char *uuid)
 {
     return length > 4 && strncmp(word, "GPU-", 4) == 0 && strncmp(uuid, word, length) == 0;

@@ -105,7 +105,8 @@ static bool is_sent(void)
 
 /*
  * Prepares the host buffer while the program works, if an eviction is likely (VGPU_MEMORY_SOON). Returns true if it
- * should be called again at once. After an error it does nothing until the lease leaves VGPU_MEMORY_SOON.
+ * should be called again at once. Does nothing during a stream capture; after an error it does nothing until the lease
+ * leaves VGPU_MEMORY_SOON.
  */
 static bool prepare(void)
 {
@@ -195,7 +196,7 @@ static void let_in(void)
     vgpu_suspended_follow();
 }
 
-/* Waits for work that did not pass the gate, such as small copies. */
+/* In each context with evictable memory, waits for work that did not pass the gate, such as small copies. */
 static void wait_for_contexts(void)
 {
     CUcontext done = NULL;
@@ -210,7 +211,10 @@ static void wait_for_contexts(void)
     }
 }
 
-/* Waits until no work of the program uses the memory. Returns false if the lease was resumed before. */
+/*
+ * Waits until no work of the program uses the memory (during a stream capture, only for launches and calls). Returns
+ * false if the lease was resumed before.
+ */
 static bool drain(void)
 {
     say(VGPU_SWAP_DRAINING);
