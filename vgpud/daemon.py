@@ -8,12 +8,12 @@ import gc
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -275,7 +275,7 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def serve(settings: Settings, passed: Mapping[str, socket.socket]) -> None:
+async def serve(settings: Settings, passed: Mapping[str, Untrusted]) -> None:
     """Serves until SIGTERM or SIGINT, on the sockets that systemd passed or else on its own. SIGHUP reloads
     the policy. A background loop that fails is started again.
     """
@@ -495,8 +495,10 @@ def main() -> int:
         "and leave; for the removal of vgpud",
     )
     arguments = parser.parse_args()
-    passed: Mapping[str, socket.socket] = {}
+    passed: Mapping[str, Untrusted] = {}
     try:
+        # before a wrong setting is refused, and callers are sent away
+        Untrusted.program = Path(os.environ.get("VGPUD_ARBITER", Untrusted.program))
         passed = passed_sockets(os.environ)
         settings = load_settings()
         Untrusted.program = settings.arbiter

@@ -110,10 +110,13 @@ class Untrusted(socket.socket):
     _running: _Keeper | None = None  # the keeper that takes sockets now
     _held: tuple[_Keeper, int] | None = None
 
-    def keep(self) -> None:
-        """Has a keeper hold this listener. Called before a caller can connect."""
+    def keep(self) -> bool:
+        """Has a keeper hold this socket, if callers may pass descriptors. Returns False if no keeper can be
+        started. Called for a listener before a caller can connect.
+        """
         if self.may_pass:
             self._hold(_UNKNOWN_USER)
+        return self._held is not None or not self.may_pass
 
     def accept(self) -> tuple[socket.socket, Any]:
         made, address = super().accept()
@@ -133,11 +136,13 @@ class Untrusted(socket.socket):
         return super().recv_into(buffer, self._looked(nbytes or memoryview(buffer).nbytes), flags)
 
     def close(self) -> None:
-        self.keep()
+        kept = self.keep()
         held, self._held = self._held, None
-        if held is not None and not self._listens:  # a listener may be systemd's, too
+        if (held is not None or not kept) and not self._listens:  # a listener may be systemd's, too
             with suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)  # the caller sees the end, although the keeper has a copy
+        if not kept:
+            self.detach()  # the descriptor stays open: its close could wait without end
         super().close()
         if held is not None:
             keeper, number = held

@@ -5,6 +5,7 @@ file system. It closes its own copies, so that the kernel closes them with the l
 import os
 import signal
 import socket
+import subprocess
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -71,6 +72,33 @@ def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
         node.stop()
     refuses = kernel_refuses_descriptors() and not before
     assert took == ({"runtime.sock"} if refuses else WORDS.keys())
+
+
+@needs("root", "fuse")
+def test_a_vgpud_with_a_wrong_setting_closes_nothing_that_a_caller_of_systemds_socket_passed(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
+    node = make_node()
+    command = f"export LISTEN_PID=$$; exec {sys.executable} -m vgpud.daemon 3<&0"
+    named = {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "runtime", "VGPUD_NVML_DEADLINE_SECONDS": "wrong"}
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        caller.connect(str(tmp_path / "s"))
+        with never_written_back(tmp_path / "mount", 1) as (sockets, file):
+            assert passes(caller, b"x", next(sockets))
+            with (tmp_path / "log").open("w") as log:  # the keeper has it, too
+                done = subprocess.run(
+                    ["sh", "-c", command],
+                    stdin=listener.fileno(),
+                    env={**node.environment, **named},
+                    stderr=log,
+                    check=False,
+                )
+            assert "NVML_DEADLINE_SECONDS" in (tmp_path / "log").read_text()
+            assert done.returncode == 78
+            assert caller.recv(1) == b""  # vgpud has accepted the connection
+            assert file.asked()  # the close waits, in the keeper
 
 
 def helpers_of(folder: Path) -> list[int]:

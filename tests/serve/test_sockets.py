@@ -113,6 +113,31 @@ def test_callers_of_a_daemon_that_does_not_start_are_sent_away(tmp_path: Path) -
         assert caller.recv(1) == b""
 
 
+def test_without_a_keeper_a_connection_is_shut_down_and_never_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close would be the last one of what the caller passed, and could wait without end."""
+    monkeypatch.setattr(Untrusted, "program", tmp_path / "missing")
+    monkeypatch.setattr(Untrusted, "_running", None)
+    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as caller:
+        held.bind(str(tmp_path / "s"))
+        held.listen()
+        caller.connect(str(tmp_path / "s"))
+        listener = Untrusted(fileno=held.fileno())
+        listener.setblocking(False)
+        send_away([listener])
+        caller.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            caller.recv(1)
+        connection, _ = listener.accept()
+        descriptor = connection.fileno()
+        connection.close()
+        assert caller.recv(1) == b""
+        assert stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+        os.close(descriptor)
+        listener.close()
+
+
 def test_sockets_of_a_killed_daemon_are_replaced(run_dir: Path) -> None:
     left = opened(run_dir)
     for one in left.listening.values():

@@ -205,7 +205,7 @@ def _gid(group: str) -> int:
         ) from None
 
 
-def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.socket]:
+def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, Untrusted]:
     """The listening sockets that systemd passed (sd_listen_fds(3)), by FileDescriptorName; empty if there are
     none.
 
@@ -219,7 +219,7 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.so
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
     named = names.split(":") if names else []
-    passed: dict[str, socket.socket] = {}
+    passed: dict[str, Untrusted] = {}
     for i in range(int(count)):
         name = named[i] if i < len(named) else ""
         if name not in _PASSED_NAMES or name in passed:
@@ -230,15 +230,17 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.so
     return passed
 
 
-def send_away(listening: Iterable[socket.socket]) -> None:
-    """Closes the connections that wait on these listeners, and no later ones."""
-    for listener in listening:
+def send_away(listening: Iterable[Untrusted]) -> None:
+    """Closes the connections that wait on these listeners, and no later ones. Where no keeper can hold them,
+    they go on waiting: systemd has the last copy of the listener.
+    """
+    for listener in (one for one in listening if one.keep()):
         with suppress(OSError):  # none waits, or the listener is closed
             for _ in range(_BACKLOG):
                 listener.accept()[0].close()
 
 
-def _adopt(descriptor: int, name: str) -> socket.socket:
+def _adopt(descriptor: int, name: str) -> Untrusted:
     fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     try:
         adopted = Untrusted(fileno=descriptor)
