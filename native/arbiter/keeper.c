@@ -103,9 +103,59 @@ static bool start_thread(struct user *user)
     return started;
 }
 
-/* Has a thread close the socket. Without memory or threads it stays open until the next one of its user, or the end. */
+static bool listens(int fd)
+{
+    int is = 0;
+    socklen_t size = sizeof(is);
+    return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is, &size) == 0 && is;
+}
+
+/*
+ * Drops the bytes in the queue of a socket that is shut down, so that no more arrive, up to the first message with
+ * descriptors. Returns true if there is one.
+ */
+static bool has_descriptors(int fd)
+{
+    static char data[65536];
+    int on = 1, type = 0;
+    socklen_t type_size = sizeof(type);
+    /* room for the credentials alone: they tell an empty message from the end, and descriptors are cut off */
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(struct ucred))];
+    } control;
+    if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_size) != 0)
+        return true;
+    for (;;) {
+        struct iovec part = {.iov_base = data, .iov_len = sizeof(data)};
+        struct msghdr message = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+        ssize_t size = recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT);
+        if (size < 0)
+            return errno != EAGAIN;
+        if (message.msg_flags & MSG_CTRUNC)
+            return true;
+        if (size == 0 && (type != SOCK_SEQPACKET || CMSG_FIRSTHDR(&message) == NULL))
+            return false;
+        if (recv(fd, data, (size_t)size, MSG_DONTWAIT) != size)
+            return true;
+    }
+}
+
+/*
+ * Closes the socket: at once if that cannot wait, or else on a thread. Without memory or threads it stays open until
+ * the next one of its user, or the end.
+ */
 static void let_go(int fd, uint64_t number)
 {
+    if (!listens(fd)) { /* a listener may be another's, too */
+        shutdown(fd, SHUT_RDWR);
+        if (!has_descriptors(fd)) {
+            close(fd);
+            return;
+        }
+    }
     struct closing *item = malloc(sizeof(*item));
     pthread_mutex_lock(&users_lock);
     struct user *user = item == NULL ? NULL : user_of(number);
@@ -170,19 +220,12 @@ static bool serve_one(void)
     return true;
 }
 
-/* The holder's copies are gone, so the callers learn of its end by these. */
+/* The holder's copies are gone, so the callers learn of its end when these are shut down. */
 static void drop_all(void)
 {
-    int listens;
     pthread_mutex_lock(&users_lock);
     holder_ended = true;
     pthread_mutex_unlock(&users_lock);
-    for (size_t i = 0; i < held_count; i++) {
-        socklen_t size = sizeof(listens);
-        /* a listener may be another's, too */
-        if (getsockopt(held[i].fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && !listens)
-            shutdown(held[i].fd, SHUT_RDWR);
-    }
     while (held_count > 0)
         drop(held[held_count - 1].message.number);
 }

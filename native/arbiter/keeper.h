@@ -5,7 +5,7 @@
  * The kernel closes descriptors that wait in a socket when the last copy of that socket is closed, also by an exit.
  * That close can wait for as long as the caller likes: for a socket that lingers, or without any end by a signal for a
  * file of the caller's own file system (FUSE). So the holder's own copy must not be the last one. The keeper holds no
- * lock and no file that another process needs, and closes each caller's sockets on a thread of their own.
+ * lock and no file that another process needs, and closes sockets with descriptors on a thread of their user.
  */
 #ifndef ARBITER_KEEPER_H
 #define ARBITER_KEEPER_H
