@@ -23,7 +23,7 @@ Function = Callable[[Namespace, Terminal], int]
 def again(function: Function, arguments: Namespace, terminal: Terminal) -> int:
     """Prints the listing repeatedly. An interrupt or an error ends it; it never returns. If the daemon stops
     answering after the first listing, vgpuctl waits for it. Raises VgpuError(BAD_REQUEST) if standard output
-    is no terminal.
+    is no terminal, or the output format is no table.
     """
     if not sys.stdout.isatty() or terminal.output not in ("table", "wide"):
         raise VgpuError(

@@ -16,7 +16,7 @@ _SHOWN = 4
 
 
 def allocation_id(client: "Client", named: str) -> str:
-    """Returns the whole allocation id for `named`. If `named` cannot be the prefix of an id, it is returned
+    """Returns the whole allocation id for `named`. If no id begins with `named`, it is returned
     unchanged, and vgpud refuses it.
 
     Raises VgpuError: NO_SUCH_ALLOCATION if the prefix is too short, BAD_REQUEST if it fits several
@@ -30,7 +30,7 @@ def allocation_id(client: "Client", named: str) -> str:
 
 
 def is_short(named: str) -> bool:
-    """Can `named` be the prefix of an id, but for its length?"""
+    """Is `named` hexadecimal, but shorter than the prefix of an id may be?"""
     return 0 < len(named) < FEWEST_CHARACTERS and set(named) <= set(string.hexdigits)
 
 

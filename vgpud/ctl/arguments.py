@@ -1,4 +1,4 @@
-"""Parsers of command-line arguments. Each imports what it needs only when it is called."""
+"""Parsers of command-line arguments. They import other modules of vgpud only when they are called."""
 
 import re
 from argparse import ArgumentTypeError
@@ -65,7 +65,7 @@ def pid(text: str) -> int:
 
 
 def timeout(text: str) -> float:
-    """Parses a timeout in seconds. Infinity and NaN are refused, because a wait would never end."""
+    """Parses a timeout: seconds above 0, up to an hour. Infinity and NaN are refused."""
     try:
         seconds = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`vgpuctl bug-report`: collects facts of the node for a bug report, without names of users and hosts."""
+"""`vgpuctl bug-report`: collects facts for a bug report, without the names of this host and its users."""
 
 import io
 import json
@@ -21,11 +21,11 @@ from vgpud.ctl.redact import redact, without_private
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-_MOST_BYTES = 4 * 2**20  # maximum of bytes of each part of the report
+_MOST_BYTES = 4 * 2**20  # maximum of bytes of a command's output, of which the end is kept
 _SECONDS = 20
 _FIRST_HUMAN_UID = 1000
 
-# Commands whose output the report contains; a command that is not installed is skipped.
+# Commands whose output the report contains. For a command that is not installed, it says so.
 _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal.txt", ("journalctl", "-u", "vgpud*", "-n", "3000", "--no-pager", "-o", "short-precise")),
     ("kernel.txt", ("journalctl", "-k", "-n", "500", "--no-pager", "-g", "NVRM|Xid|nvidia")),

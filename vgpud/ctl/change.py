@@ -1,4 +1,4 @@
-"""The verbs that change allocations: alloc, release, resize; and plan, which shows what alloc would do."""
+"""The verbs that make, change and release allocations, and plan, which shows what alloc would do."""
 
 import sys
 import time
@@ -83,7 +83,7 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _above_limit(held: pb.Allocation) -> list[str]:
-    """What the tenant holds on each device on which that is more than its limit."""
+    """Memory of the tenant, for each device on which it is above its limit; none while it is suspended."""
     limits = {part.device_uuid: part.memory_bytes for part in held.slices}
     return [
         f"{words.memory(use.memory_used_bytes)} on {words.short_uuid(use.device_uuid)}"
@@ -143,7 +143,7 @@ def plan(arguments: Namespace, terminal: Terminal) -> int:
         reply = client.plan(request)
     names = [part.device_uuid for part in reply.slices]
     parts = tables.planned(reply.slices)
-    # a refusal that concerns no device is the reason of all of them
+    # reasons that only repeat the refusal are left out
     reasons = [one for one in reply.reasons if one.sentence != reply.refusal.sentence]
     shown = [parts, tables.reasons(reasons), tables.steps(reply.steps)]
     document = plain(reply)

@@ -1,4 +1,4 @@
-"""The checks of `vgpuctl doctor` on this host. Each yields findings with a fix, and raises nothing."""
+"""The checks of `vgpuctl doctor`. Each yields findings (those of problems have a fix) and raises nothing."""
 
 import grp
 import hashlib
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Folders of the node, from the daemon's settings (VGPUD_*)."""
+    """Paths and group of vgpud on this host, from the daemon's settings (VGPUD_*)."""
 
     run_dir: Path
     state_dir: Path
@@ -65,7 +65,7 @@ class Host(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The daemon's own view of the node; None if the daemon does not answer."""
+    """The daemon's own view of the node. Without NVML it has no devices."""
 
     node: pb.NodeReply
     devices: list[pb.Device]
@@ -104,7 +104,7 @@ def folders(host: Host) -> Iterator[Finding]:
         try:
             room = os.statvfs(folder)
         except OSError:
-            continue  # the folder was reported by an earlier check, or cannot be read
+            continue  # the folder does not exist, or cannot be read
         free = room.f_bavail * room.f_frsize
         if free < _LEAST_FREE_BYTES:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
@@ -113,8 +113,8 @@ def folders(host: Host) -> Iterator[Finding]:
 
 
 def remote(settings: RemoteSettings, certificate: Path) -> Iterator[Finding]:
-    """Checks the server program of remote slices, which runs as the accounts of grants, and the
-    certificate and key of the door.
+    """If the policy names a server program of remote slices, checks this program, and the certificate and
+    key of the door.
     """
     if not settings.server:
         return
@@ -153,8 +153,8 @@ def grants(known: Grants) -> Iterator[Finding]:
 
 
 def _engine_version(settings: RemoteSettings) -> Finding:
-    """Compares the server program with the build that the policy records; without a record, with what the
-    engine can tell of its version.
+    """Compares the server program with the build that the policy records; without a record, checks
+    that it is a server of the engine.
     """
     check, engine, program = "remote engine", ENGINES[settings.engine], Path(settings.server)
     try:
@@ -179,8 +179,8 @@ def _engine_version(settings: RemoteSettings) -> Finding:
 
 
 def specs(host: Host) -> Iterator[Finding]:
-    """Checks that only root can write to the CDI folder: a container runtime obeys every spec in it, and a
-    spec can mount any file of the host.
+    """If vgpud runs as root, checks that only root can write to the CDI folder: a container runtime obeys
+    every spec in it, and a spec can mount any file of the host.
     """
     try:
         found = distrust(host.cdi_dir) if host.run_dir.stat().st_uid == 0 else None
@@ -211,7 +211,7 @@ def subordinate_uids(nsswitch: Path = Path("/etc/nsswitch.conf")) -> Iterator[Fi
 
 
 def sockets(host: Host) -> Iterator[Finding]:
-    """Checks the modes of the sockets: wider modes let other users connect."""
+    """Checks the modes of the sockets (wider modes let other users connect) and the group of tenants."""
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o660), ("admin.sock", 0o600)):
         path = host.run_dir / name
         try:
@@ -311,8 +311,8 @@ def driver(node: pb.NodeReply) -> Iterator[Finding]:
 
 
 def _loaded_module(version: str) -> Iterator[Finding]:
-    """Warns if the loaded kernel module (/proc/driver/nvidia/version) and NVML's library have different
-    versions.
+    """Reports a loaded kernel module (/proc/driver/nvidia/version) of another version than NVML's
+    library.
     """
     try:
         loaded = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
@@ -353,7 +353,7 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
 
 
 def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
-    """Warns of each device whose probe did not find the engine that the policy requests."""
+    """The engine of each device; a warning if the driver refuses the requested one, or its probe failed."""
     for item in found:
         sentence = f"device {item.index}: {item.engine}, {item.engine_why}"
         if item.engine_reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED):

@@ -8,7 +8,7 @@ from vgpud.ctl.parse import EVERYWHERE
 from vgpud.ctl.terminal import Terminal
 from vgpud.ctl.verbs import VERBS, Group, Verb
 
-# Shell code that lists candidates which only the daemon or the file system knows.
+# Candidates that only the daemon (as shell code) or the file system knows.
 DEVICES = "$(vgpuctl devices -o name 2>/dev/null)"
 ALLOCATIONS = "$(vgpuctl ls -o name 2>/dev/null)"
 FILES = "FILE"

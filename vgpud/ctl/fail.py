@@ -41,7 +41,7 @@ def exit_code_of(error: VgpuError) -> int:
 
 def report(error: Exception, terminal: Terminal) -> int:
     """Prints the error and returns its exit code."""
-    # the API's messages can contain text that standard output cannot encode
+    # an argument that is not UTF-8 cannot be put into a message of the API
     if isinstance(error, UnicodeEncodeError):
         text = ascii(error.object)[:80]
         error = VgpuError(ErrorCode.BAD_REQUEST, f"{text} is not UTF-8", "vgpud takes text in UTF-8")

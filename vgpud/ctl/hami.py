@@ -2,7 +2,7 @@
 
 Sources for HAMi's keys: its documents "Global Config" (docs/config.md) and "Task requests and annotations" of
 version 2.x. Memory there is in MiB for each slice, cores in percent. A setting without a counterpart is
-removed with a note on standard error; docs/hami.md has the table.
+removed, usually with a note on standard error; docs/hami.md has the table.
 """
 
 import copy
@@ -125,8 +125,8 @@ def _convert_pod(metadata: Json, spec: Json, target: str, card_bytes: int | None
 
 
 def _take_want(container: Json, card_bytes: int | None) -> Want | None:
-    """Removes HAMi's resources from the container and returns them. Limits override requests, as for all
-    extended resources.
+    """Removes HAMi's resources from the container and returns them; None if there is no other than the
+    priority. Limits override requests, as for all extended resources.
     """
     resources = container.get("resources") or {}
     found: dict[str, int] = {}

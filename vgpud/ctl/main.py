@@ -21,7 +21,7 @@ EXIT_INTERNAL = 70  # equals model.errors.Exit.INTERNAL, which is not imported s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code; `vgpuctl run` does not return."""
+    """Runs one command line and returns its exit code; `vgpuctl run` returns only if it fails."""
     _hold_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         # A label with characters that the locale lacks is escaped, so that it does not end a listing.

@@ -132,7 +132,7 @@ def _policy(file: str, config: str, found: dict[str, tuple[str, ...]], devices: 
 
 def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
     """The devices that MIG can partition, or only those of --device. Raises VgpuError(NO_SUCH_DEVICE) if
-    --device names another one.
+    a name there does not fit exactly one.
     """
     devices = list(client.list_mig().devices)
     wanted: set[str] = set()
@@ -152,7 +152,7 @@ def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
 
 def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
     """The message for the layouts on the command line or in its file. Raises VgpuError(BAD_REQUEST) if both
-    are given, or neither.
+    are given, or neither, or the file is wrong.
     """
     if bool(arguments.layout) == bool(arguments.file):
         raise VgpuError(
@@ -201,8 +201,8 @@ def _apply(request: pb.MigRequest, arguments: Namespace, terminal: Terminal) -> 
 
 @contextmanager
 def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
-    """Prints the device events that occur while the body runs. It returns when the last of them has
-    arrived.
+    """Prints the device events that occur while the body runs. Afterwards it waits for the last of them,
+    for at most FOLLOW_SECONDS.
     """
     with connect(arguments) as asking, connect(arguments) as client:
         events = client.watch(_revision(asking))
@@ -233,5 +233,5 @@ def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
 
 
 def _revision(client: Client) -> int:
-    """The revision of the newest event that the daemon keeps."""
+    """The revision of the newest event that the daemon keeps; 0 if there is none."""
     return max((event.revision for event in client.list_events(1).events), default=0)

@@ -83,7 +83,7 @@ def _size(item: pb.MigInstance) -> str:
 
 
 def state(item: pb.MigInstance) -> str:
-    """The state of an instance: missing, free, or in use by an allocation or by others."""
+    """The state of an instance: missing, busy (processes run in it), held by an allocation, or idle."""
     if not _is_there(item):
         return "missing"
     if item.processes:
@@ -105,7 +105,7 @@ def changes(items: Iterable[pb.MigChange]) -> Table:
 
 
 def change_words(item: pb.MigChange) -> str:
-    """One step of a MIG change as a sentence."""
+    """One step of a MIG change in words."""
     if not item.profile_name:
         return f"{item.kind} MIG mode"
     inside = f", compute slice {item.compute_placement.start}" if item.HasField("compute_placement") else ""

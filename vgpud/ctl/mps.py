@@ -1,4 +1,4 @@
-"""`vgpuctl mps ls` and `vgpuctl mps terminate`: lists MPS clients, and ends one."""
+"""`vgpuctl mps ls` and `mps terminate` (list MPS clients, end one), and `vgpuctl drain` and `undrain`."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ def _drain(
     arguments: Namespace, terminal: Terminal, undrain: bool
 ) -> tuple[list[pb.DrainDeviceReply], list[pb.Device]]:
     """Drains or undrains the devices that the command line names; none if a name is wrong. Returns the
-    replies, and the other devices whose tenants may still need the driver.
+    replies, and the other devices that are not both drained and idle.
     """
     with connect(arguments) as client:
         devices = client.list_devices().devices

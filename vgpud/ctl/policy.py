@@ -20,7 +20,7 @@ UNCOMPARED = " (not compared with the devices of this node: vgpud does not answe
 
 
 def check(arguments: Namespace, terminal: Terminal) -> int:
-    """Checks policy files. The exit code is Exit.CONFIG if they have mistakes; each is printed on its own
+    """Checks a policy file. The exit code is Exit.CONFIG if it has mistakes; each is printed on its own
     line.
     """
     from vgpud.ctl.policy_files import one_file
@@ -111,7 +111,7 @@ def _online(arguments: Namespace) -> dict[str, Any]:
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
     """Checks the policy's rules against the host's users and the node's devices. Returns False if vgpud does
-    not answer. Raises VgpuError(BAD_POLICY) if a user, group or device of a rule does not exist.
+    not answer. Raises VgpuError(BAD_POLICY) if a rule does not fit them.
     """
     from vgpud.ctl.policy_cases import node_of
     from vgpud.directory import has_group, has_user

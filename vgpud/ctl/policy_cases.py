@@ -197,7 +197,9 @@ def _table_of(path: Sequence[int | str]) -> type[_Table]:
 
 
 def answer(policy: Policy, node: Node, case: Case) -> Decision:
-    """The policy's decision on the request of a case, after the requests in `held` were granted in order."""
+    """The policy's decision on the request of a case, after the requests in `held` were granted in order.
+    If one of these is refused, its refusal.
+    """
     held: list[Allocation] = []
     for number, before in enumerate(case.held):
         request = before.request(f"held{number}")

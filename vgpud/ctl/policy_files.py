@@ -41,9 +41,9 @@ def on_disk() -> LoadedPolicy:
 
 
 def one_file(name: str, terminal: Terminal) -> LoadedPolicy:
-    """The policy of one file. Warns if vgpud would refuse a draft in its place because of its rights.
-
-    Raises VgpuError(BAD_POLICY) with a detail for each mistake; rights are one in a file that vgpud reads.
+    """The policy of one file. Rights that vgpud refuses are a mistake if vgpud reads the file; otherwise
+    they cause a warning.
+    Raises VgpuError: BAD_POLICY with a detail for each mistake, BAD_REQUEST for a directory.
     """
     path = Path(name)
     if path.is_dir():

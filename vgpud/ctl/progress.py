@@ -26,7 +26,7 @@ _START, _CLEAR = "\r", "\x1b[K"
 
 
 class Seen(NamedTuple):
-    """Memory of an operation in bytes: what is on the device, and all that it moves as far as it is known."""
+    """Memory of an operation in bytes: what is on the device or still to move, and the known total."""
 
     on_device: int = 0
     whole: int = 0
@@ -79,8 +79,9 @@ def of_moves(doing: str, moves: Sequence[pb.TenantMove]) -> Operation:
 
 @contextmanager
 def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iterator[None]:
-    """While the body runs, shows on standard error what vgpud does, the elapsed time and the memory that is
-    on the device. After an interrupt, a message says that vgpud continues the operation.
+    """While the body runs, shows what vgpud does, the elapsed time and the memory that is on the device.
+    After an interrupt, a message says that vgpud continues the operation. Shows nothing with --quiet, or if
+    standard error is no terminal.
     """
     if terminal.quiet or not sys.stderr.isatty():
         yield

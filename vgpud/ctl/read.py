@@ -24,8 +24,8 @@ SIMULATED = "SIMULATED: no real GPU is behind this daemon"
 
 
 def status(arguments: Namespace, terminal: Terminal) -> int:
-    """Shows the state of the node. The exit code is Exit.DEGRADED if the hardware, a device or an allocation
-    has failed.
+    """Shows the state of the node. The exit code is Exit.DEGRADED if the hardware, the arbiter, a device or
+    an allocation has failed.
     """
     with connect(arguments) as client:
         node = client.get_node()
@@ -44,7 +44,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def degradations(node: pb.NodeReply, devices: list[pb.Device], allocations: list[pb.Allocation]) -> list[str]:
-    """Sentences on what has failed: the hardware, devices and allocations."""
+    """Sentences on what has failed: the hardware, the arbiter, devices and allocations."""
     wrong = [sentence for sentence in (node.hardware_error, node.arbiter_error) if sentence]
     for device in devices:
         if device.health != Health.OK:
@@ -133,8 +133,8 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> None:
-    """Adds the memory of processes that no limit covers to the use of the slices. The daemon's figure counts
-    only processes under a limit.
+    """Adds the processes that no limit covers to the pids of the slices. The daemon lists only processes
+    under a limit there.
     """
     for process in processes:
         for use in item.use:

@@ -32,8 +32,8 @@ _KEYS = {
 
 
 def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
-    """Replaces names in a text. `names` are pairs of word and replacement. Only whole words are replaced, the
-    longest first.
+    """Replaces names, addresses and serial numbers in a text. `names` are pairs of word and replacement.
+    Only whole words are replaced, the longest first.
     """
     for name, instead in sorted(names, key=lambda pair: -len(pair[0])):
         if len(name) > 1:
@@ -44,8 +44,8 @@ def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def without_private(value: object) -> object:
-    """Returns a document without the labels and command lines of tenants. A placeholder shows that there was
-    a value.
+    """Returns a document without the values of _KEYS, such as labels and command lines of tenants. A
+    placeholder shows that there was a value.
     """
     if isinstance(value, dict):
         return {

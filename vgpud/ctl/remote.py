@@ -137,7 +137,7 @@ def _counts(numbers: Sequence[int]) -> str:
 
 
 def grant(arguments: Namespace, terminal: Terminal) -> int:
-    """Makes a grant and prints its token, which the node does not store."""
+    """Makes a grant for a token or a certificate. Prints the token, which the node does not store."""
     uid, gid, name = _account(arguments.user)
     now = int(time.time())
     known, certificate = node.of_this_node()

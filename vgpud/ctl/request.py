@@ -26,7 +26,7 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
 
 
 def request_of(arguments: Namespace) -> pb.AllocateRequest:
-    """Builds the Allocate message. It always has a unique request id, so that an interrupted call can be
+    """Builds the Allocate message. It always has a request id, so that an interrupted call can be
     repeated.
 
     Raises VgpuError(BAD_REQUEST) for a request file that cannot be used.

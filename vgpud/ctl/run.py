@@ -56,7 +56,7 @@ def open_descriptors() -> frozenset[int]:
 
 
 def become(command: list[str], environment: dict[bytes, bytes], inherited: frozenset[int]) -> NoReturn:
-    """Executes the command. If that fails, raises OSError and leaves this process as it was."""
+    """Executes the command. If that fails, raises OSError, and the signals have their former actions."""
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor in open_descriptors() - inherited:

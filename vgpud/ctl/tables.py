@@ -44,7 +44,7 @@ def devices(items: Iterable[pb.Device]) -> Table:
 
 
 def _mode(item: pb.Device) -> str:
-    """The device's mode, and the policy's if that waits for the tenants in another mode to end."""
+    """The device's mode, the policy's mode if that waits for tenants to end, and whether it is drained."""
     waits = item.mode and item.policy_mode not in ("", "auto", item.mode)
     return (
         (item.mode or "idle")

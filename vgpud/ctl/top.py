@@ -69,7 +69,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def top(arguments: Namespace, terminal: Terminal) -> int:
-    """Runs the live display if input and output are a terminal; otherwise, and with -1, prints one sample."""
+    """The live display if input and output are a terminal; otherwise, with -1 or for a script, one sample."""
     if arguments.once or not terminal.is_text or not _is_live():
         return once(arguments, terminal)
     with connect(arguments) as client:

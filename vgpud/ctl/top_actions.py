@@ -43,8 +43,8 @@ def _pids(client: Client, allocation: str) -> frozenset[int]:
 
 
 def _kill(client: Client, allocation: str) -> str:
-    """Ends the processes of an allocation by SIGTERM. A pid that is listed again after its pidfd was opened
-    was not reused before. Raises VgpuError(NOT_ALLOWED) for a process of another user.
+    """Ends the processes of an allocation by SIGTERM. Each pid is looked up again after its pidfd is
+    opened, so that a reused pid gets no signal. Raises VgpuError(NOT_ALLOWED) for a process of another user.
     """
     ended = 0
     for pid in _pids(client, allocation):

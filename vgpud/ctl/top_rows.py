@@ -253,7 +253,7 @@ def _state(item: pb.Allocation) -> str:
 
 def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> list[TenantRow]:
     """The rows that contain `text` (case is ignored), sorted. A sort by device, owner or age is ascending,
-    any other descending.
+    any other descending; `reverse` turns that around.
     """
     wanted = text.casefold()
     kept = [row for row in rows if not wanted or wanted in _searched(row)]

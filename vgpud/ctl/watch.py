@@ -29,7 +29,7 @@ def watch(arguments: Namespace, terminal: Terminal) -> int:
 
 
 class Follower:
-    """Prints each event once. `revision` is that of the last event printed."""
+    """Prints each event once. `revision` is that of the last event printed, at first that of the start."""
 
     def __init__(self, arguments: Namespace, terminal: Terminal, revision: int) -> None:
         self.arguments = arguments

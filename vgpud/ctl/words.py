@@ -95,8 +95,8 @@ def moved(item: pb.Allocation) -> str:
 
 
 def paused(item: pb.Allocation) -> str:
-    """Text about the pause of an allocation: whether the driver keeps it off, and since when; empty if it is
-    not paused.
+    """Text about the pause of an allocation: whether the driver keeps it off, or will after its resumption;
+    empty if it is not paused.
     """
     if not item.paused:
         return ""
