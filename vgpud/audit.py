@@ -118,7 +118,7 @@ def of(allocation: Allocation) -> dict[str, object]:
 
 @contextmanager
 def change(name: str, **words: object) -> Iterator[Change]:
-    """Writes one audit line when the block ends: a success, or the error that the block raises."""
+    """Writes an audit line when the block ends: a change that was made, or the VgpuError of the block."""
     told, began = Change(words), clock.now()
     outer = _running.set(told)
     try:

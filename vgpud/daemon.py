@@ -88,7 +88,7 @@ _DESCRIPTORS = 524_288  # limit of open descriptors, the same as LimitNOFILE= in
 
 
 class Daemon:
-    """Holds the objects that live as long as the process. `running` builds them."""
+    """Holds the objects that live as long as the process. `running` builds those that need the ledger."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -206,8 +206,8 @@ class Daemon:
         return keeper
 
     def _stop_helpers(self) -> None:
-        """Stops the arbiter and the MPS daemons if there are no allocations: no tenant needs them, and a
-        stopped vgpud leaves no process behind.
+        """Stops the arbiter and the MPS daemons. Called when there are no allocations: no tenant needs them,
+        and a stopped vgpud leaves no process behind.
         """
         names = [unit.name for unit in self.units.list(unit_name(""))]
         for name in (ARBITER_UNIT, *names):
@@ -228,7 +228,7 @@ def fault_hook(point: str) -> Callable[[str], None]:
 
 
 def make_folders(settings: Settings) -> None:
-    """Makes the daemon's folders. Raises VgpuError(BAD_SETTING) if that fails or if one is not writable."""
+    """Makes the daemon's folders. Raises VgpuError: LEDGER_READ_ONLY (the state folder) or BAD_SETTING."""
     wanted = ((settings.run_dir, 0o711), (settings.run_dir / "leases", 0o711), (settings.state_dir, 0o700))
     for folder, mode in wanted:
         try:
@@ -246,8 +246,8 @@ def make_folders(settings: Settings) -> None:
 
 
 def check_mount(settings: Settings) -> None:
-    """Raises VgpuError(BAD_SETTING) if set-user-id programs or device files in the run directory would be
-    effective on the host.
+    """As root: raises VgpuError(BAD_SETTING) if set-user-id programs or device files in the run directory
+    would be effective on the host.
 
     Leases in this directory are mounted into containers, whose root can change the modes of their files.
     """

@@ -2,7 +2,7 @@
 
 Field names in the journal are upper case with the prefix VGPUD_ (systemd silently drops others:
 systemd/python-systemd issue 69). Repeated lines of one user or one event are rate-limited, and the next line
-contains the number of dropped lines. Audit lines are never dropped.
+contains the number of dropped lines. Audit lines of changes that were made are never dropped.
 """
 
 import json

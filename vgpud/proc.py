@@ -127,7 +127,7 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def ran_exec(pid: int, ticks: int) -> bool:
-    """Has the living process that started at `ticks` called exec? True if /proc cannot be read now.
+    """Has the process that started at `ticks` called exec? True also if it is gone or cannot be read.
 
     A container's init calls exec when the runtime starts its program (runtime-spec, "Lifecycle").
     """
@@ -163,7 +163,7 @@ def has_ended(pid: int) -> bool:
 
 
 def session_of(pid: int) -> int | None:
-    """The session of a process; None if there is none."""
+    """The session of a process; None if the process does not exist."""
     try:
         return os.getsid(pid)
     except OSError:

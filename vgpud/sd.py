@@ -1,7 +1,7 @@
-"""Talks to systemd: readiness, status, the journal, passed sockets.
+"""Talks to systemd: readiness, status, the watchdog, the journal.
 
 systemd-python implements these protocols. If it is not installed (it has no wheel, and needs libsystemd to
-build), the daemon runs as without systemd.
+build), the daemon logs as without systemd, and sends its notifications itself.
 """
 
 import os

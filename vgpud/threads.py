@@ -1,4 +1,4 @@
-"""Threads for calls that a tenant or a remote service can delay. The end of vgpud does not wait for them"""
+"""Threads for calls that a tenant or a remote service can delay. The end of vgpud does not wait for them."""
 
 import threading
 from collections.abc import Callable

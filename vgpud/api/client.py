@@ -4,8 +4,8 @@
         for held in client.list_allocations().allocations:
             ...
 
-Every method returns the reply message of vgpud.proto and raises VgpuError: the daemon's own, or
-UNREACHABLE, DEADLINE or NOT_ALLOWED of this side.
+A call returns the reply message of vgpud.proto (`watch` yields events). It raises VgpuError: the daemon's
+own, or that of a failure on the way, such as UNREACHABLE, DEADLINE or NOT_ALLOWED.
 """
 
 # mypy: disable-error-code="no-any-return"

@@ -89,7 +89,7 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
 
 
 def mig_targets(asked: pb.MigRequest) -> tuple[MigTarget, ...]:
-    """The layouts of an ApplyMig request. Raises VgpuError(BAD_REQUEST), also for a request
+    """The layouts of a MIG request. Raises VgpuError(BAD_REQUEST), also for a request
     without targets.
     """
     refuse_unknown_fields(asked)

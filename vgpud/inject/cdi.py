@@ -1,4 +1,4 @@
-"""Writes CDI spec files: one transient spec for each allocation, of kind vgpud.io/vgpu.
+"""Writes CDI spec files: one for each allocation, and one for each claim with monitors.
 
 Source: the Container Device Interface specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md):
 fields, the minimum version that each field needs, and the folders that runtimes read. A spec declares the

@@ -57,7 +57,7 @@ class DriverFiles:
     @property
     def own_folder(self) -> Path | None:
         """The folder of the driver's libraries, if vgpud has to add it to the configuration of the
-        container's loader; None if a hook of NVIDIA's toolkit adds it.
+        container's loader; None if a hook of NVIDIA's toolkit adds it, or there is no driver.
         """
         if self.by_toolkit:
             return None

@@ -132,7 +132,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None:
-    """Raises VgpuError(BAD_REQUEST) for a container of a Kubernetes pod without a request.
+    """Raises VgpuError(BAD_REQUEST) for a container of a Kubernetes pod without a request. Allowed are the
+    explicit request for no device (count 0), and the CDI device of an allocation.
 
     The pod's runtime class selects vgpu-runtime, so a missing request means that the engine did not pass the
     annotations on. The container would run without a GPU and without an error.

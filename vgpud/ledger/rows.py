@@ -29,7 +29,7 @@ KEYS: dict[RowTable, tuple[str, ...]] = {
     RowTable.PREPARED_CLAIMS: ("claim_uid",),
     RowTable.CONTAINERS: ("request_id", "pid", "start_ticks", "boot_id"),
 }
-# the tables whose changes precede a change of a device, and so must survive a power cut
+# the tables whose new rows precede a change of a device, and so must survive a power cut
 BEFORE_EFFECTS = frozenset(
     {RowTable.ORIGINALS, RowTable.DRAINS, RowTable.MIG_INSTANCES, RowTable.MIG_LAYOUTS}
 )

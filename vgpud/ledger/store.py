@@ -111,7 +111,7 @@ class Ledger:
     async def forget(
         self, allocation_id: str, event: Event | None, *, durability: Durability = Durability.PROCESS
     ) -> Event | None:
-        """Deletes an allocation. Returns the event with its revision, or None if there was no allocation."""
+        """Deletes an allocation. Returns the event with its revision; None without an allocation or event."""
         revision = await self._do(lambda tables: tables.forget(allocation_id, event), durability)
         return None if event is None or revision is None else replace(event, revision=revision)
 
@@ -126,7 +126,7 @@ class Ledger:
         return replace(event, revision=await self._do(lambda tables: tables.unmark(mark, event), durability))
 
     async def write_row(self, table: RowTable, key: Row, row: Row | None) -> None:
-        """Replaces the row of a key in the file, or deletes it if `row` is None. `rows` has the interface."""
+        """Replaces the row of a key in the file, or deletes it if `row` is None. For `rows` only."""
         before_effect = row is not None and table in BEFORE_EFFECTS
         durability = Durability.POWER if before_effect else Durability.PROCESS
         await self._do(lambda tables: tables.write_row(table, key, row), durability)
@@ -145,7 +145,7 @@ class Ledger:
 
     async def events_after(self, revision: int, most: int) -> tuple[Event, ...]:
         """The first `most` kept events with a revision greater than `revision`. Raises
-        VgpuError(BAD_REVISION) if an event after that revision has been deleted.
+        VgpuError(BAD_REVISION) if an event after that revision was deleted, or the revision is not used yet.
         """
         return await self._do(lambda tables: tables.events_after(revision, most), Durability.PROCESS)
 

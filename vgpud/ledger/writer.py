@@ -69,7 +69,7 @@ class Writer:
         self._committer.close()
 
     def _gather(self) -> list[Job]:
-        """Waits for the next batch: at least one job, and all others that wait. Empty after close()."""
+        """Waits for a job. Returns it with those that wait behind it, up to _BATCH; empty after close()."""
         job = self._jobs.get()
         batch: list[Job] = []
         while job is not None:

@@ -1,5 +1,5 @@
-"""Finds users and groups that quotas name. Pure: lookups in the host's databases are passed in as
-functions.
+"""Reports users and groups in quotas that the host does not have. Pure: lookups in its databases are
+passed in as functions.
 """
 
 from collections.abc import Callable, Iterator

@@ -13,8 +13,9 @@ from vgpud.policy.model import DeviceRule, Policy
 def effective(policy: Policy) -> dict[str, Any]:
     """`policy` as plain JSON values, with quantities as text such as "4GiB".
 
-    A rule has the settings of each mode that it allows. Unset keys without a default (match keys, MIG
-    profiles) and interfaces that are off are left out. The result is itself a valid policy.
+    A rule has the settings of each mode that it allows. Left out are unset keys without a default (match
+    keys, MIG profiles), and those tables of [kubelet], [dra], [runtime] and [remote] that are off. The
+    result is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
     doors = {

@@ -1,4 +1,4 @@
-"""Building blocks of the policy's tables: the base class, amounts of memory, and device matches."""
+"""Building blocks of the policy's tables: the base class, amounts of memory, times, and device matches."""
 
 import re
 from fnmatch import fnmatchcase

@@ -1,6 +1,4 @@
-"""The table [kubelet] of the policy: how the node's GPUs are offered to Kubernetes, as resources of the
-device plugin API.
-"""
+"""The tables [kubelet] and [dra] of the policy: how the node's GPUs are offered to Kubernetes."""
 
 import re
 from typing import Annotated, Literal, Self

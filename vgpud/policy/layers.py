@@ -45,7 +45,7 @@ def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
 
 
 def distrusted(paths: PolicyPaths, files: Iterable[Path]) -> Iterator[Problem]:
-    """The policy files and drop-in directories that a user other than root can change."""
+    """If `is_roots`: the policy files and drop-in directories that a user other than root can change."""
     folders = (one for one in (paths.vendor_dir, paths.run_dir, paths.admin_dir) if one is not None)
     told: set[Distrust] = set()  # folders reported so far, because one folder is above many files
     for path in (*folders, *files) if paths.is_roots else ():

@@ -38,7 +38,7 @@ class Source:
 
 
 def read(path: Path) -> Source | Problem:
-    """Reads the file at `path`. Returns a Problem if it cannot be read."""
+    """Reads the file at `path`. Returns a Problem if it cannot be read or is not TOML."""
     try:
         raw = _read_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains a NUL

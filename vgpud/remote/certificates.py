@@ -98,7 +98,7 @@ def der_of(path: Path) -> bytes:
 
 
 def pair_problem(certificate: Path, key: Path) -> str:
-    """Returns a sentence on why OpenSSL refuses a certificate and its key. Both files can be opened."""
+    """Returns a sentence on why OpenSSL refuses a certificate and its key, two files that can be opened."""
     try:
         der_of(certificate)
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)

@@ -2,7 +2,7 @@
 
 It needs only the standard library. With a token alone, the client accepts only the certificate whose SHA-256
 the token contains. With --ca, or without a token, the door's certificate must be signed by the authority of
---ca or one of the system's, and contain the host's name.
+--ca (else by one of the system's) and contain the host's name.
 """
 
 import asyncio
@@ -143,8 +143,8 @@ def _hint(error: BaseException) -> str:
 
 
 def _check_pin(place: Place, writer: StreamWriter) -> None:
-    """Raises VgpuError(NOT_ALLOWED) if the door's certificate is not the one that the token names. The client
-    has sent nothing to the door yet.
+    """Without --ca: raises VgpuError(NOT_ALLOWED) if the door's certificate is not the one that the token
+    names. The client has sent no call to the door yet.
     """
     if not place.pin or place.authority is not None:
         return
@@ -342,7 +342,7 @@ async def run(
         if code == 0:
             return 0
     finally:
-        await tunnel.close()  # a command can fail before the cause is read
+        await tunnel.close()  # may still read why the session ended
     if cause is not None:
         return cause.code.exit_code.value
     return code if code >= 0 else 128 - code

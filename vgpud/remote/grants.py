@@ -189,7 +189,8 @@ class Grants:
 
     def add(self, grant: Grant, pin: str) -> tuple[Grant, str]:
         """Adds a grant under a new id. Returns it with its token; the token of a grant for a certificate is
-        "". Raises VgpuError(BAD_REQUEST) if a live grant has the certificate.
+        "". Raises VgpuError: BAD_REQUEST if a live grant has the certificate, DENIED_BY_POLICY if there are
+        MAX_GRANTS grants.
         """
         with self._locked():
             known = self.all()

@@ -67,7 +67,7 @@ def tell_settings(door: socket.socket) -> None:
 
 
 def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) -> None:
-    """Serves a caller whose token or certificate has been verified, until the connection is closed. Raises
+    """Serves a caller whose token or certificate has been verified, until the session ends. Raises
     VgpuError and OSError.
     """
     settings, remote = _configured()

@@ -59,7 +59,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Asks for the sessions of the token's user."""
+    """Asks for the sessions of the user of the token or certificate."""
 
     token: str = ""
     certificate: str = ""

@@ -31,12 +31,12 @@ class Refusal(VgpuError):
 
 
 class Api(Protocol):
-    """The calls to the API server that vgpud needs. All raise VgpuError: UNREACHABLE, or a Refusal
-    (CLUSTER_REFUSED).
+    """The calls to the API server that vgpud needs. All raise VgpuError: UNREACHABLE, a Refusal
+    (CLUSTER_REFUSED), UNSUPPORTED without the Python client, BAD_SETTING for a bad kubeconfig.
     """
 
     async def minor(self) -> int:
-        """The minor number of the API server's version 1.x."""
+        """The minor number of the API server's version 1.x; 0 if it is not known."""
         ...
 
     async def claim(self, namespace: str, name: str) -> Json: ...

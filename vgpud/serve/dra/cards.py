@@ -68,7 +68,7 @@ class Taint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card as it is offered to claims. `places` are the placements of a MIG card without foreign instances;
+    """A card as it is offered to claims. `places` are the placements of a MIG card that only claims may hold;
     `tenants` is the number of claims that may share the card.
 
     `memory_bytes` and `share_hundredths` are the totals for claims, without the capacity that other
@@ -185,8 +185,8 @@ def profile_label(profile: str) -> str:
 
 
 def place_name(device: Device, place: Place) -> str:
-    """The published name of a MIG placement, a DNS label: the card's name, the profile, and the first memory
-    slice.
+    """The published name of a MIG placement, a DNS label: the card's name, the profile (its digest if the
+    name were too long), and the first memory slice.
     """
     profile = profile_label(place.name)
     name = f"{card_name(device)}-mig-{profile}-{place.at.start}"

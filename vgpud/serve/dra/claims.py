@@ -1,7 +1,7 @@
 """Converts a ResourceClaim that the scheduler has allocated into requests. Pure.
 
 Each request of a claim becomes one allocation, on one or several cards; a request with admin access becomes
-a monitor. An allocation's id is the claim's uid, followed by the request's name if the claim has several
+a monitor. An allocation's request id has the claim's uid, and the request's name if the claim has several
 requests. A container uses only one request of a claim, because
 the environments of two requests would contradict each other.
 """
@@ -208,7 +208,7 @@ def _profile(key: str, targets: Sequence[Target], uuids: Sequence[str]) -> str:
 
 
 def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: str, missing: int) -> set[int]:
-    """Returns the requested amount on each card. The amounts of several shares of one card are added."""
+    """Returns the different amounts that cards have in the results. The shares of one card are added."""
     sums: dict[str, int] = {}
     for result, target in zip(results, targets, strict=True):
         amount = result.consumed.get(capacity, missing)

@@ -138,8 +138,8 @@ class DraDoor:
         self._dirty.set()
 
     async def _serve(self) -> None:
-        """Serves the plugin while the kubelet's folders exist. They may be emptied or made again, and on many
-        nodes they never exist.
+        """Starts the plugin when DRA is enabled and the kubelet's folder exists, and again when its sockets
+        are gone. Stops it when DRA is disabled.
         """
         while True:
             if self._enabled and (self._kubelet / "plugins_registry").is_dir():

@@ -24,7 +24,7 @@ from vgpud.serve.kubelet import wire
 
 log = structlog.get_logger(__name__)
 
-# Versions of the plugin API, the newest first, in which the kubelet chooses. The kubelet's names for the
+# Versions of the plugin API, the newest first; the kubelet chooses one. The kubelet's names for the
 # services differ from those on the wire.
 VERSIONS = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 

@@ -31,8 +31,8 @@ ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 
 
 class Preparer:
-    """Prepares and unprepares claims. `find` returns the target of a published name, also of a name that is
-    no longer published.
+    """Prepares and unprepares claims. `find` returns the target of a published name, also while
+    allocations keep the name from being published.
     """
 
     def __init__(
@@ -57,9 +57,7 @@ class Preparer:
         self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be written
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
-        """Prepares a claim. Raises VgpuError; the allocations that were made for the claim are then
-        released.
-        """
+        """Prepares a claim. Raises VgpuError; the allocations that the call made are then released."""
         audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
             known = self._claims.get(uid)

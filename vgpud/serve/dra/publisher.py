@@ -124,8 +124,8 @@ class Publisher:
             self._changed()
 
     async def _make(self, wanted: Sequence[Json]) -> list[tuple[Json, Json]]:
-        """Creates, updates and deletes slices until they equal `wanted`. Returns pairs (sent, stored); empty
-        if nothing had to change.
+        """Creates, updates and deletes slices, so that they equal `wanted`. Returns pairs (sent, stored);
+        empty if nothing had to change.
         """
         if self._watch is not None and not self._watch.done() and wanted == self._published:
             return []

@@ -140,8 +140,8 @@ def _whole(card: Card, device: Json) -> _Group:
 
 
 def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
-    """The capacity of a shared card. A claim without amounts gets all memory for claims, and unlimited
-    compute.
+    """The capacity of a shared card. A claim without amounts gets the most memory that one claim may
+    have, and unlimited compute.
     """
     memory = card.memory_bytes // _STEP * _STEP
     most = min(memory, card.device.memory_usable_bytes // _STEP * _STEP)

@@ -84,7 +84,7 @@ class Allocator:
         # calls run one at a time, because the kubelet too admits one pod at a time
         self._one_at_a_time = asyncio.Lock()
         self._unseen: dict[str, float] = {}  # the time since which no pod has the allocation, by request id
-        # The pods that are being admitted, by the request id of their allocation.
+        # The admissions of pods, by the request id of their allocation.
         self._admitted: dict[str, _Admission] = {}
         self._cuts = 0  # admissions that failed: by a refusal, or because the kubelet was restarted
         self._life: Life | None = None  # identifies the kubelet process whose list was read last

@@ -318,7 +318,7 @@ class KubeletDoor:
         return self._pace.often if soon else self._settings.check_seconds
 
     def _complain(self, about: str, why: str) -> None:
-        """Logs a failure, once for each reason."""
+        """Logs a failure, unless the last one about the same had the same reason."""
         if self._complained.get(about) != why:
             self._complained[about] = why
             log.warning(LogEvent.KUBELET_PLUGIN_IMPAIRED, about=about, why=why)

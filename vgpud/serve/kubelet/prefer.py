@@ -1,7 +1,7 @@
 """Chooses ids that vgpud prefers. The kubelet follows this advice if its topology policy allows it. Pure.
 
-For whole cards and MIG instances: from cards near each other. For parts and units of memory: all from one
-card, which is the fullest or the emptiest card with enough, by the policy's strategy.
+For whole cards and MIG instances: from cards near each other. For parts and units of memory: if possible from
+one card, which is the fullest or the emptiest card with enough, by the policy's strategy.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -127,7 +127,7 @@ def shares(
     held: Collection[str],
     failed: Collection[str] = (),
 ) -> tuple[Share, ...]:
-    """The card's ids. Of the ids that are not held, `free` are reported as healthy.
+    """The card's ids. Of the ids that are not held, `free` are healthy if the card is.
 
     A held id is healthy if its card is healthy and the id is not in `failed`.
     """

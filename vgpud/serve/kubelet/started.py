@@ -78,7 +78,7 @@ class Started:
         return bool(pods) and not any(pod is None or pod.exists() for pod in pods)
 
     async def add(self, request_id: str, init: Lifetime) -> None:
-        """Records an init process durably, and then deletes the rows of the allocation's ended containers.
+        """Records an init process durably, and then deletes the allocation's spent rows (`_is_spent`).
         Raises VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED.
         """
         new = (request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup)
@@ -93,8 +93,9 @@ class Started:
                     await self._rows.drop(*row[:4])
 
     def _is_spent(self, row: Row, newer: Lifetime) -> bool:
-        """True if the container of the row has ended, and its control group is gone or is that of `newer`. A
-        group that still stands may have a memory limit, which the release of the allocation removes.
+        """True if the row is of another boot, or its container has ended and its control group is gone or is
+        that of `newer`. A group that still stands may have a memory limit, which the release of the
+        allocation removes.
         """
         _, pid, ticks, boot, cgroup = row
         if boot != self._boot_id:
