@@ -107,7 +107,7 @@ class NodeKeeper:
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
         """Releases an allocation. Returns True if it was released before. Raises VgpuError: NOT_OWNER,
-        TENANT_ALIVE, NO_SUCH_ALLOCATION.
+        TENANT_ALIVE, ALLOCATION_BUSY, NO_SUCH_ALLOCATION.
         """
         if self.releases.is_released(allocation_id):
             return True
@@ -150,7 +150,7 @@ class NodeKeeper:
         return await self._change("resume", allocation_id, caller, resume)
 
     async def name(self, allocation_id: str, workload: Workload) -> None:
-        """Records the names that Kubernetes has for the program in an allocation. Does nothing if they are
+        """Records the names of the pod, container and claim that use an allocation. Does nothing if they are
         recorded already.
         """
         if self.book.get(allocation_id).request.workload != workload:

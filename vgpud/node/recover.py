@@ -63,7 +63,7 @@ async def recover(keeper: NodeKeeper, state: LedgerState, start: Start) -> None:
 
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
-    """Finishes or undoes an interrupted resize, suspension or move."""
+    """Finishes or undoes an interrupted resize, suspension, resumption or move."""
     phase = phase_of(allocation)
     if phase not in _CHANGING:
         return
@@ -158,9 +158,9 @@ def observe(
     own_instances: frozenset[InstancePlace],
     specs: frozenset[str],
 ) -> Observed:
-    """Observes leases, instances and daemons, without those of the allocations in `busy`.
+    """Makes the observation for `reconcile`. Leases and control groups of allocations in `busy` are left out.
 
-    `daemons` are the names of the systemd units of MPS that run.
+    `daemons` are the names of the units of MPS that run.
     """
     node = context.inventory.node
     return Observed(

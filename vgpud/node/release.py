@@ -30,7 +30,7 @@ from vgpud.proc import has_ended
 log = structlog.get_logger(__name__)
 
 _REMEMBERED = 10_000
-_RETRY_SECONDS = 1.0  # interval between attempts while children of an ended tenant still run
+_RETRY_SECONDS = 1.0  # longest pause between attempts while children of an ended tenant still run
 
 
 class AllocationReleaser:
@@ -192,7 +192,7 @@ class AllocationReleaser:
 
 
 def _check_nothing_suspended(allocation: Allocation) -> None:
-    """Raises VgpuError(TENANT_ALIVE) if a suspended process lives. NVML does not list these processes."""
+    """Raises VgpuError(TENANT_ALIVE) if a suspended process lives. NVML may not list these processes."""
     left = [process for process in waiting(allocation) if not has_ended(process.pid)]
     if left:
         verb = "lives" if len(left) == 1 else "live"

@@ -98,7 +98,8 @@ class Room:
     def places(self, device: Device) -> tuple[tuple[MigProfile, str, tuple[Placement, ...]], ...]:
         """The MIG profiles that requests may have on the device, each with its bare name and placements.
 
-        Empty without MIG. On a device with a fixed layout, only the placements of that layout.
+        Empty without MIG. On a device with a fixed layout, only the placements of that layout's undivided
+        instances.
         """
         mig = self._keeper.mig
         pool = NO_POOL if mig is None or not device.mig.capable else mig.pools.pool(device)

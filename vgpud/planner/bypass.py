@@ -68,9 +68,8 @@ class Verdict(Enum):
 
 def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) -> Watched:
     """The state of a slice after its first reading. A slice that is older than this vgpud may hold more than
-    its limit, because the limit may have been lowered below its use: what the ledger counts now is allowed
-    to it.
-    `is_new`: allocated since vgpud started.
+    its limit, because the limit may have been lowered below its use: what NVML and the ledger both count now
+    is allowed, unless the slice is marked. `is_new`: allocated since vgpud started.
     """
     earlier = 0 if is_new or marked else min(reading.held_bytes, reading.counted_bytes)
     return Watched(limit_bytes, max(limit_bytes, earlier), marked=marked)

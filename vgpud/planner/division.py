@@ -63,7 +63,7 @@ def _division(
     used = _used(device, instance)
     if instance is not None and standing and not instance.is_divided:
         if used or not own:
-            return None  # the GPU instance is in use as a whole
+            return None  # the GPU instance is in use as a whole, or foreign
         standing = {}  # the GPU instance is idle and can be destroyed
     if None in standing:
         return None  # the driver does not report placements

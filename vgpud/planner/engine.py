@@ -34,8 +34,8 @@ def _judge(verdict: EngineVerdict | None) -> EngineChoice:
 
 
 def is_fallback(setting: str, choice: EngineChoice) -> bool:
-    """Does the device have the gate although the policy asks for cut, or asks for auto and the probe
-    failed?
+    """Does the device have the gate although the policy asks for cut, or asks for auto and the probe failed
+    or was refused by the driver?
     """
     if choice.engine is not Engine.GATE or setting == Engine.GATE:
         return False

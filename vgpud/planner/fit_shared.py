@@ -34,8 +34,8 @@ def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _memory_bytes(seat: Seat, want: Wanted) -> int:
-    """The requested memory. If the request gives no amount, the memory is in proportion to the
-    compute share.
+    """The requested memory. If the request gives no amount, the memory is in proportion to the compute share,
+    or all of the device's.
     """
     if want.memory_bytes is not None:
         return want.memory_bytes

@@ -219,7 +219,7 @@ def geometry_for(profiles: tuple[MigProfile, ...]) -> MigGeometry:
 
 
 def overlap(a: Placement, b: Placement) -> bool:
-    """True if the two placements share a memory slice."""
+    """True if the two placements share a slice."""
     return a.start < b.start + b.size and b.start < a.start + a.size
 
 

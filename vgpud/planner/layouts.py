@@ -66,8 +66,9 @@ def _bad(sentence: str) -> VgpuError:
 def target(geometry: MigGeometry, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
     """The state that `words` describe. Of several, the one that changes the fewest instances of `layout`.
 
-    `pinned` instances stay. Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for a layout that
-    the card can never have. Callers handle the words AUTO and OFF, which describe no instances.
+    `pinned` instances stay: Blocked if they prevent it. Raises VgpuError: BAD_REQUEST for an invalid word,
+    IMPOSSIBLE for a layout that the card can never have. Callers handle the words AUTO and OFF, which
+    describe no instances.
     """
     fixed, counts = wanted(geometry, words)
     states = [state for state in geometry.with_counts.get(counts, ()) if not fixed & ~state]

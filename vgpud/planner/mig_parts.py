@@ -1,8 +1,8 @@
 """Plans layouts that divide GPU instances: words such as 1c.3g.71gb*3, the parts of each GPU instance, and
 the steps inside one. Pure.
 
-Parts of one profile are packed into as few GPU instances as possible, the largest first. All words that name
-the same memory slice (1c.3g.71gb@4) are parts of the GPU instance at that slice.
+Parts of one profile are packed into few GPU instances: the largest first, each into the first with room. All
+words that name the same memory slice (1c.3g.71gb@4) are parts of the GPU instance at that slice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

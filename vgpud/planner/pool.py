@@ -36,7 +36,8 @@ class Stock(NamedTuple):
     """The instances of one device by what vgpud may do with them, as masks of the geometry's slots.
 
     `ready` instances can be allocated undivided; they exist and are idle, or the layout has them and they are
-    still to be made. `pinned` instances must stay, because they are allocated, in use, or foreign.
+    still to be made. `pinned` instances must stay: they are allocated, in use, or foreign (unless the policy
+    removes foreign ones).
     """
 
     layout: Layout

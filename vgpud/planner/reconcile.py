@@ -14,7 +14,9 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 
 
 class ActionKind(StrEnum):
-    """The kinds of actions in the order of execution: room is freed before missing parts are made again."""
+    """The kinds of actions in the order of execution (the first three by allocation id): room is freed before
+    missing parts are made again.
+    """
 
     UNDO = "undo"  # release an allocation that was never committed
     FINISH = "finish"  # finish an interrupted release

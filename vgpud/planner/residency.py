@@ -1,8 +1,9 @@
 """Decides which tenants have their memory on the device, and which wait in the queue for room. Pure.
 
 A tenant that is idle for long is suspended. A suspended tenant that has work is resumed when there is room,
-first come, first served. On devices with turns, a tenant whose turn is over makes room for waiting ones. No
-tenant is suspended before its minimum residence, so that memory is not copied often for little work.
+first come, first served. On devices with turns, a tenant whose turn is over makes room for waiting ones.
+Unless its device is too full, no tenant is suspended before its minimum residence or the end of its turn, so
+that memory is not copied often for little work.
 
 Times are in seconds of one monotonic clock.
 """

@@ -67,7 +67,7 @@ def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> Plan:
 
 
 def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps that make the missing parts of an active allocation again. Existing parts stay.
+    """The steps that make the missing parts of an allocation again. Existing parts stay.
 
     The commit records what attach may change: a MIG instance that is made again has other ids.
     """

@@ -2,8 +2,8 @@
 its MigGeometry.
 
 GPU instances cannot move, so a change destroys some instances and then creates some. `pinned` instances (in
-use, or foreign) stay. Each function compares *all* legal states that keep the pinned instances, so that
-"fewest" is exact: there are only some hundred states.
+use, or foreign) stay. `make_room` and `defragmented` compare *all* legal states that keep the pinned
+instances, so that "fewest" is exact: there are only some hundred states.
 """
 
 from collections.abc import Iterable

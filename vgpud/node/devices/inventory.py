@@ -36,8 +36,8 @@ class Inventory:
 
     @property
     def error(self) -> VgpuError | None:
-        """Why the last snapshot failed, or None. In this case `node` has the devices of the last good
-        snapshot.
+        """Why the last snapshot failed; None if it did not. If it failed, `node` has the devices of the last
+        good snapshot.
         """
         return self._error
 

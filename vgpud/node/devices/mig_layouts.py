@@ -301,8 +301,8 @@ class MigLayouts:
     # --- reconcile
 
     async def stale(self) -> tuple[str, ...]:
-        """Ids of allocations whose edits are out of date, because the MIG instance was made anew or the
-        driver changed.
+        """Ids of active allocations whose edits are out of date, because the MIG instance was made anew or
+        the driver changed.
         """
         found = []
         for allocation in tuple(self._book):
@@ -331,7 +331,8 @@ class MigLayouts:
         return is_desired or self.pools.rule(device).mode == Mode.UNMANAGED.value
 
     async def converge(self) -> None:
-        """Reconciles every device with its desired layout. Changes that tenants block are left out."""
+        """Reconciles every healthy device with its desired layout. Changes that tenants block are left out.
+        """
         for device in self._inventory.node.devices:
             if device.mig.capable and device.health is Health.OK:
                 await self.converge_device(device.uuid)
@@ -378,7 +379,9 @@ class MigLayouts:
         return towards(device, use, self.pools.pool(device), layout)
 
     def _spare(self, device: Device) -> tuple[MigStep, ...]:
-        """The steps for a device without a desired layout: they remove idle instances that vgpud made."""
+        """The steps for a device without a desired layout: they remove idle instances that vgpud made, and
+        then release MIG mode.
+        """
         plan = plan_device(device, self._book.use_of(device.uuid), self.pools.pool(device), ("auto",))
         own = self.pools.pool(device).own
         return tuple(step for step in plan.steps if step.do is Do.DESTROY or (own and step.do is Do.RELEASE))

@@ -93,8 +93,8 @@ class Operations:
         return DrainView(device_uuid, drained, held, pids)
 
     async def hand_back(self, device_uuid: str) -> None:
-        """Forgets the desired layout of a device without allocations, and restores the state that the device
-        had before vgpud.
+        """Forgets the applied layout and the drain of a device without allocations, and restores the state
+        that the device had before vgpud.
         """
         if self._book.use_of(device_uuid).count:
             return

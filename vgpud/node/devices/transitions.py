@@ -12,7 +12,7 @@ from vgpud.node.devices.inventory import Inventory
 
 @contextmanager
 def lost_is_left() -> Iterator[None]:
-    """Ignores the errors of a lost device. The record of its mode stays until the device is back."""
+    """Ignores the error GPU_LOST. The record of the device's original settings then stays."""
     try:
         yield
     except VgpuError as error:
@@ -87,5 +87,7 @@ class Transitions:
         self._applied[device_uuid] = mode
 
     def lost(self, device_uuid: str) -> None:
-        """Forgets the mode of a device whose helper died, so that the next `ensure` applies it again."""
+        """Forgets the mode of a device, for example when its helper died, so that the next `ensure` applies
+        it again.
+        """
         self._applied.pop(device_uuid, None)

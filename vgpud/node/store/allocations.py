@@ -189,7 +189,7 @@ class AllocationStore:
         self._hub.publish(await self._ledger.unmark(mark, event), allocation)
 
     async def notice(self, kind: EventKind, subject: str, sentence: str, user: int = 0) -> None:
-        """Records an event of a device or of the policy, or one that is counted to `user`."""
+        """Records an event that changes no allocation's record. It counts to `user`, or to root."""
         self._hub.publish(await self._ledger.event(kind, subject, sentence, user))
 
     # --- watching

@@ -11,9 +11,8 @@ from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation
 
 Item = tuple[Event, Allocation | None]
-_QUEUE = 4096
-# Length of a watcher's queue, and number of past events that the thread which writes the ledger reads at
-# once.
+_QUEUE = 4096  # length of a watcher's queue, and number of recent events that are kept
+# number of past events that the thread which writes the ledger reads at once
 PAGE = 128
 
 

@@ -49,8 +49,8 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
 
 
 def _is_in_a_pod(pid: int) -> bool:
-    """True if the process is in a mount namespace that root made. Each user can unshare the mounts in a user
-    namespace; the nearest ancestor in a namespace of root's shows where the process comes from.
+    """Is the process in a pod's mount namespace, not in the host's? Each user can unshare the mounts in a
+    user namespace, so the nearest ancestor in a user namespace of root's is judged.
     """
     for _ in range(MOST_ANCESTORS):
         try:
@@ -66,6 +66,8 @@ def _is_in_a_pod(pid: int) -> bool:
 
 
 def _is_in_host_mounts(pid: int) -> bool:
-    """True if the process is in the mount namespace of vgpud or of pid 1. Under systemd these two differ."""
+    """True if the process is in the mount namespace of vgpud or of pid 1 (under systemd these differ), or if
+    its namespace cannot be read.
+    """
     theirs = proc.mount_namespace(pid)
     return theirs is None or theirs in (proc.mount_namespace(os.getpid()), proc.mount_namespace(1))

@@ -241,8 +241,8 @@ class Bypasses:
             await self._judge_slice(preload, allocation, part, survey)
 
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
-        """Marks a tenant if the driver refused to preempt it. `seen` is None if the arbiter did not
-        answer.
+        """Marks a tenant if the driver refused to preempt it, and removes the mark later. `seen` is None if
+        the arbiter did not answer.
         """
         marked = MarkKind.GATED in self._marks.get(allocation.id, {})
         if seen is not None and seen.refusal and not marked:

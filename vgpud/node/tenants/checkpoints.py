@@ -41,9 +41,9 @@ class Checkpoints:
         """Waits until no change of the allocation is running, and returns its record. No other change can
         begin before the caller's next await.
 
-        Raises VgpuError: NO_SUCH_ALLOCATION; ALLOCATION_BUSY at once if it is being suspended, resumed or
-        moved by hand. The method waits for a suspension or resumption by a rule to end, because the
-        caller did not order that change.
+        Raises VgpuError: NO_SUCH_ALLOCATION; ALLOCATION_BUSY at once if it is being made, released, moved or
+        changed by hand. Only a suspension or resumption by a rule is awaited, because the caller did not
+        order that change.
         """
         now = self._book.get(allocation_id)
         if now.cause is Cause.HAND or now.moves:
@@ -115,8 +115,8 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """The live processes of the tenant that use CUDA: `known` first, then new ones by pid. New ones are
-        suspended in the same way (`Way`).
+        """`known`, and then the tenant's other live processes that use CUDA, by pid. These are recorded with
+        the same `Way` of suspension.
         """
         used: dict[int, int] = {}
         await self._context.inventory.refresh()

@@ -51,7 +51,7 @@ class Holds:
         await self.end_arrival()
 
     async def leave(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links off the devices. `driver` frees them."""
+        """Takes the links by which memory leaves the devices. `driver` frees them."""
         for uuid in sorted(device_uuids):
             await self._off.enter_async_context(self._links.off[uuid].turn(self._user))
 

@@ -25,9 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 def host_memory(pool: PoolSettings, meminfo: Path = _MEMINFO) -> HostMemory:
-    """The host's available memory (MemAvailable of proc(5), in units of 1024 bytes), and the policy's bounds
-    on its use.
-    """
+    """The host's available memory in bytes (MemAvailable of proc(5)), and the policy's bounds on its use."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     available = int(lines["MemAvailable"].split()[0]) * 1024
     return HostMemory(available, pool.host_memory_reserve, pool.host_memory)

@@ -78,7 +78,7 @@ class Moves:
         device `source`. `booked` is called when room is booked on both devices and on the host, before the
         move.
 
-        Raises VgpuError; the tenant then stays on its device, running or suspended.
+        Raises VgpuError; the tenant is then on its device as before, unless the move cannot be undone.
         """
         words = audit.of(self._book.get(allocation_id))
         with audit.change("move", **words, to=",".join(to)) as told_of:
@@ -90,7 +90,7 @@ class Moves:
     async def _tried(
         self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
     ) -> Allocation | None:
-        """Moves by the host if a copy from device to device fails, and the tenant is back on its device."""
+        """Moves a tenant; anew, by the host, if a copy between devices failed and the tenant is back."""
         try:
             return await self._checked(allocation_id, to, source, booked)
         except VgpuError:
@@ -102,7 +102,7 @@ class Moves:
     async def _checked(
         self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
     ) -> Allocation | None:
-        """The allocation with its new devices, after all checks; None if it is on these devices already."""
+        """Checks and makes a move. Returns the moved allocation; None if it is on these devices already."""
         await self._context.inventory.refresh()
         allocation = await self._do.wait_until_settled(allocation_id)
         if allocation.is_swapped:

@@ -108,8 +108,8 @@ class Pauses:
         return preload
 
     async def _until_off(self, preload: Preload, allocation_id: str) -> None:
-        """Waits until the tenant is off its devices. Raises VgpuError(UNSUPPORTED) if the gate enforces the
-        time slices of one of its processes.
+        """Waits until the tenant is off its devices. Raises VgpuError(UNSUPPORTED) if the driver refuses to
+        stop it, or if a process stays on for _OFF_SECONDS.
         """
         end = clock.now() + _OFF_SECONDS
         while True:

@@ -240,8 +240,8 @@ class Relocations:
         return ""
 
     def _pieces(self, whole: bool) -> list[Piece]:
-        """The slices on the node. A suspended tenant only prevents a request for a `whole` device, so it is
-        movable only for such a request.
+        """The slices on the node. A suspended tenant is in the way of a request for a `whole` device only, so
+        it is movable only for such a request.
         """
         pieces = []
         for allocation in self._book:

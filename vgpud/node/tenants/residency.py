@@ -295,7 +295,9 @@ class Residency:
     # --- rules
 
     def _rules(self, allocation: Allocation) -> Rules:
-        """The most lenient rules of the allocation's devices. A tenant without libvgpu has no rules."""
+        """The most lenient rules of the allocation's devices. Only tenants of mode preload on whole devices
+        have rules.
+        """
         parts, known = allocation.slices, self._settings()
         if known is None:
             return _NO_RULES
@@ -333,7 +335,9 @@ def _has_rules(policy: Policy) -> bool:
 
 
 def _where(allocation: Allocation, seen: _Seen | None) -> Where:
-    """A tenant that is being released stays where it was: a suspended one has no memory on its devices."""
+    """Where the tenant's memory is. A tenant that is being released stays where it was: a suspended one has
+    no memory on its devices.
+    """
     if allocation.state is State.RELEASING and seen is not None:
         return seen.where
     return _WHERE.get(allocation.state, Where.HERE)

@@ -37,7 +37,7 @@ class Sickness:
         self._tended: set[str] = set()
 
     def on_sick(self, device: Device) -> str:
-        """The policy's key of that name for the device."""
+        """The value of the policy's key `on_sick` for the device."""
         return self._context.policy().rule_for(device).on_sick
 
     def health_changed(self, devices: Iterable[Device]) -> None:

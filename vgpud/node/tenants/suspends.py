@@ -187,7 +187,7 @@ class Suspends:
         takes the memory as it becomes free. `by_rule`: if the tenant was suspended by hand in the meantime,
         it stays suspended.
 
-        Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed.
+        Raises VgpuError; the tenant is then suspended as before.
         """
         allocation = await self._do.wait_until_settled(allocation.id)
         if allocation.state is State.ACTIVE:

@@ -274,8 +274,8 @@ class Swaps:
         )
 
     async def measured(self, away: Allocation) -> Allocation:
-        """Records how many bytes left the device, according to NVML. Memory that the tenant may keep for now
-        counts as swapped out.
+        """Returns the tenant's record with the bytes that left the device, according to NVML. Memory that the
+        tenant may keep for now counts as swapped out.
         """
         await self._context.inventory.refresh()
         stays, kept = {}, self._context.kept.bytes_of(away)
@@ -340,8 +340,8 @@ class Swaps:
         wanted: SwapPhase,
         copy: Callable[[Iterable[int]], Awaitable[None]] | None = None,
     ) -> None:
-        """Waits until every process reports the phase `wanted`. `copy` is called with the lists of parked
-        memory that wait for their copy. Raises VgpuError(SUSPEND_FAILED).
+        """Waits until every process reports the phase `wanted`, or all have ended. `copy` is called with the
+        lists of parked memory that wait for their copy. Raises VgpuError(SUSPEND_FAILED).
         """
         began = drained = full = clock.now()
         leaving: dict[str, float] = {}

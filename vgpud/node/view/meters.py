@@ -39,8 +39,8 @@ class Meters:
         self._sensing: asyncio.Task[dict[str, Vitals]] | None = None
 
     async def read(self, max_age_seconds: float = _SHARED_SECONDS) -> Metered:
-        """Reads all meters. Never raises and never waits for hung hardware: a value that cannot be read is
-        left out.
+        """Reads all meters. Never raises, and waits for hung hardware only for a bounded time: a value that
+        cannot be read is left out.
         """
         oldest = clock.now() - max_age_seconds
         while self._taken < oldest:
