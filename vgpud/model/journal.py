@@ -18,7 +18,7 @@ class Message(StrEnum):
     RESIZED = "fe6e5c1650379b24eaa2e08fc220e731"  # the limits of an allocation were changed
     ALLOCATION_FAILED = "2ebe7d43621024c111ddfee1e8854007"  # an allocation lost its device or its helper
     DEVICE_FAULT_REPORTED = (
-        "e853be2891c23b33c2e416ef68d88b1c"  # the driver reported a fault of a device
+        "e853be2891c23b33c2e416ef68d88b1c"  # the driver reported an Xid error, a fatal error or a lost device
     )
     HELPER_DIED = "739554963bf8d224fb3dab35c261f299"  # an MPS control daemon died, and its tenants died too
     ARBITER = "378b22473d0146858dc278f0f19412e7"  # the arbiter does not answer, has ended, or runs again

@@ -37,6 +37,6 @@ class Observation:
     watchers: int
     events: tuple[Event, ...] = ()
     collect_seconds: float = 0.0
-    waiting: int = 0  # number of suspended tenants that have work
+    waiting: int = 0  # number of suspended tenants in the queue to be resumed
     marks: tuple[Mark, ...] = ()
     names_workloads: bool = True  # metrics show namespaces, pods, containers and claims

@@ -238,7 +238,7 @@ class Slice:
 
 class State(StrEnum):
     """The state of an allocation. ALLOCATING, RESIZING, SUSPENDING, RESUMING and RELEASING are intents: a
-    start of vgpud undoes ALLOCATING and SUSPENDING, and finishes the others.
+    start of vgpud undoes ALLOCATING and a suspension by the driver, and finishes the others.
     """
 
     ALLOCATING = "allocating"

@@ -19,7 +19,7 @@ class DeviceView:
     share_allocated_hundredths: int
     allocation_count: int
     drained: bool = False
-    engine: EngineChoice | None = None  # None if the device has no slices in mode preload
+    engine: EngineChoice | None = None  # None if the device has and can get no preload slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class NodeProcess:
     standing: str = ""  # what a suspended allocation waits for, as a sentence
     # False if the allocation is marked as bypassed and libvgpu does not count this process
     limited: bool = True
-    silent_mode: str = ""  # the mode of the device, if the device did not answer
+    silent_mode: str = ""  # a mode on the device that did not list its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class ReloadReport:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A summary of the daemon and its node. `hardware_error` says why no devices are known; `arbiter_error`
-    says that the arbiter does not answer. Each is "" if there is no error.
+    """A summary of the daemon and its node. `hardware_error` says why the last snapshot failed;
+    `arbiter_error` says that the arbiter does not answer. Each is "" if there is no error.
     """
 
     node: Node

@@ -128,7 +128,7 @@ class Residency:
 
     @property
     def waiting(self) -> int:
-        """The number of suspended tenants that have work."""
+        """The number of suspended tenants in the queue to be resumed."""
         return len(self._waiting)
 
     # --- one observation
