@@ -27,7 +27,7 @@ class Tally:
     marked: Counter[str] = field(default_factory=Counter)  # allocations that got a mark, by kind of mark
     bypass_looks: int = 0
     stopped: int = 0  # marked allocations whose processes were ended as the policy demands
-    # Moves by result: "done", or "back" if the tenant is on its old device again.
+    # Moves by result: "done", or "back" if the move failed and was to be undone.
     moved: Counter[str] = field(default_factory=Counter)
     made_seconds: float = 0.0
     made_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))

@@ -34,7 +34,7 @@ _RETRY_SECONDS = 1.0  # longest pause between attempts while children of an ende
 
 
 class AllocationReleaser:
-    """Releases allocations. `lifetimes` watches the processes whose end releases one."""
+    """Releases allocations. `lifetimes` watches the processes whose end releases an allocation."""
 
     def __init__(self, context: NodeContext) -> None:
         self._context = context

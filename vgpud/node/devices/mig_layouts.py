@@ -331,7 +331,7 @@ class MigLayouts:
         return is_desired or self.pools.rule(device).mode == Mode.UNMANAGED.value
 
     async def converge(self) -> None:
-        """Reconciles every healthy device with its desired layout. Changes that tenants block are left out."""
+        """Reconciles healthy devices with their desired layouts. Changes that tenants block are left out."""
         for device in self._inventory.node.devices:
             if device.mig.capable and device.health is Health.OK:
                 await self.converge_device(device.uuid)

@@ -39,8 +39,8 @@ class Kept:
     def allow(self, going: Allocation, stays_bytes: int, room_for: str) -> None:
         """Writes to the lease how much movable memory `going` may keep on the device while it is swapped out.
 
-        `stays_bytes` is memory of `going` that cannot be moved. The allocation `room_for` gets the room next,
-        so it is counted with its full limit; it is empty if no tenant waits. Raises VgpuError(LEASE_FAILED).
+        `stays_bytes` is memory of `going` that cannot be moved. The allocation `room_for` ("" if none waits)
+        gets the room next, so it is counted with its full limit. Raises VgpuError(LEASE_FAILED).
         """
         if self._suspendable is None:
             return
