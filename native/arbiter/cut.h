@@ -3,9 +3,10 @@
  * kernel if needed. It follows the scheduler's decisions on which tenant holds a device.
  *
  * A tenant's channels are disabled on a device with time slices while the tenant holds no slice there and either
- * another tenant has work or its own limit is hard. They stay enabled while the tenant backfills another's slice
- * (backfill.h). A tenant of a positive priority stays enabled while its share is not used up, so that its next launch
- * waits only until the other tenants are disabled.
+ * another tenant has work or its own limit is hard. They stay enabled while the tenant backfills another's slice or
+ * lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a positive priority stays
+ * enabled while its share is not used up, so that its next launch waits only until the other tenants are disabled. A
+ * paused tenant's channels are always disabled.
  *
  * Only the event loop's thread may call these functions. Times are nanoseconds of CLOCK_MONOTONIC.
  */

@@ -18,8 +18,8 @@ bool fair_is_hard(const struct sched_entity *entity);
 bool fair_matters(const struct sched_device *device);
 
 /*
- * Updates a device's figures: the active entities and the length of a round. Charges the holder, and adds the tokens
- * earned since the last call. The functions below return values as of this update.
+ * Updates a device's figures: the active entities and the length of a round. Charges the entities that are on it, and
+ * adds the tokens earned since the last call. The functions below return values as of this update.
  */
 void fair_refresh(struct sched_device *device, uint64_t now);
 
@@ -59,8 +59,8 @@ void fair_refund(struct sched_entity *entity, uint64_t idle_ns);
 double fair_ahead(const struct sched_entity *entity, uint64_t now);
 
 /*
- * Returns the length of the slice that the entity gets now: its quantum minus its earlier overuse, so that all entities
- * are even at the end of each round.
+ * Returns the length of the slice that the entity gets now: its quantum, less up to half of it for earlier overuse, so
+ * that the entities become even.
  */
 double fair_turn(const struct sched_entity *entity, uint64_t now);
 

@@ -15,7 +15,10 @@
  */
 uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);
 
-/* Returns the devices for which the tenant waits, as bits, also while it holds others. */
+/*
+ * Returns the devices for which the tenant waits, as bits, also while it holds others; none while its slice ends,
+ * unless it is stuck.
+ */
 uint32_t gang_missing(const struct sched_tenant *tenant);
 
 /* Iterates over the devices for which the tenant waits: `d` is the ordinal in the lease. */
@@ -38,7 +41,7 @@ void gang_look(struct sched_tenant *tenant, uint64_t now);
 /* May a waiting process join its tenant's slice? In a stuck tenant it may only if no process runs on its devices. */
 bool gang_may_join(const struct sched_member *member);
 
-/* Takes the devices of a slice that no process uses, and gives them to a tenant that can use them at once. */
+/* Frees the devices of a slice that no process has used for some time, if the next tenant can use them at once. */
 void gang_release(struct sched_tenant *tenant, uint64_t now);
 
 /*

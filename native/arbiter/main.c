@@ -10,7 +10,8 @@
  * the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter finds every
  * tenant again, without a state file and without vgpud.
  *
- * Exit status: 2 for wrong arguments, 3 if another arbiter serves this folder, 1 for anything else.
+ * Exit status: 2 for wrong arguments, 3 if the folder's lock cannot be taken (another arbiter serves it), 1 for
+ * anything else.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -232,7 +232,9 @@ static bool forgotten(struct process *process)
     return true;
 }
 
-/* Clears the slot of a process that has another slot now, and forgets the process there. */
+/*
+ * Clears the slot of a process that has another slot now, and forgets the process there, unless it still has the lock.
+ */
 static void forget_moved(struct process *process)
 {
     struct about about = {.slot = process->slot};

@@ -13,7 +13,7 @@
  * Begins to watch the process of this pidfd, whose pid is `pid`. It must hold the lock of `slot`. Or it must be known
  * there and run the same program, while no other process holds the lock: it has then closed all its files. The caller
  * keeps `pidfd`. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH if the process has
- * ended, EPERM if another process or none holds the slot.
+ * ended, EPERM if another process or none holds the slot, or this cannot be found out.
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 

@@ -587,7 +587,7 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
-/* Moves the end of a slice to an earlier time. */
+/* Moves the end of a slice to an earlier time, if it has an end. */
 static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
 {
     uint64_t ends_at = to > now ? to : now;
@@ -598,7 +598,10 @@ static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
     tenant->ends_at = ends_at;
 }
 
-/* Ends or shortens the slice of a holder, because one of its devices became managed or another tenant waits for one. */
+/*
+ * Ends or shortens the slice of a holder if its limits have changed, one of its devices became managed, or another
+ * tenant needs one.
+ */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t all = tenant->held | gang_missing(tenant);
@@ -707,7 +710,7 @@ static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
     return earlier(bound, gang_next_look(tenant, now));
 }
 
-/* Checks that the lists agree with the figures that are derived from them. */
+/* In builds with VGPU_DEBUG: checks that the lists agree with the figures that are derived from them. */
 static void check_invariants(void)
 {
 #ifdef VGPU_DEBUG

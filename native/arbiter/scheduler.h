@@ -26,7 +26,10 @@ void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struc
 void sched_member_add(struct sched_tenant *tenant, struct sched_member *member, uint64_t now);
 void sched_member_remove(struct sched_member *member, uint64_t now);
 
-/* Records that a member has launches that wait for these devices (bits; bits beyond the lease are ignored). */
+/*
+ * Records that a member has launches that wait for these devices (bits; bits beyond the lease are ignored, and 0 means
+ * all of them).
+ */
 void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 
 /*

@@ -5,8 +5,7 @@
 #include "lease_record.h"
 
 /*
- * Can this be the name of a folder under leases/? It can contain letters, digits, '.', '_' and '-', and has no leading
- * dot.
+ * Can this be the name of a folder under leases/? It has 1 to 63 letters, digits, '.', '_' and '-', and no leading dot.
  */
 bool lease_id_valid(const char id[VGPU_ID_BYTES]);
 
@@ -30,7 +29,7 @@ int lease_remove(const char *id);
 /* Sends LOOK to each registered process of the lease. Returns 0 or -ENOENT. */
 int lease_look(const char *id);
 
-/* Fills `list` with the lease's registered processes. Returns 0 or -ENOENT. */
+/* Fills `list` with the lease's live registered processes. Returns 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
 
 /*

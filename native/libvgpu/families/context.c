@@ -245,7 +245,9 @@ VGPU_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreat
     CREATE_BODY(cuCtxCreate_v4, pctx, ctxCreateParams, flags, dev);
 }
 
-/* Returns the device of a context. Must be called before the context ends. */
+/*
+ * Returns the index in the lease of a context's device, or VGPU_NOT_IN_LEASE. Must be called before the context ends.
+ */
 static int index_of(CUcontext context)
 {
     bool limited;

@@ -38,7 +38,7 @@ static uint32_t any_memory; /* 1: a graph of this process may allocate */
 static struct {
     uint64_t bindings;  /* increases whenever another graph may take the memory of a graph */
     uint64_t stream;    /* stream of the last launch */
-    uint32_t launching; /* number of launches whose claim relies on memory that the driver already holds */
+    uint32_t launching; /* number of launches in progress */
     uint32_t trimming;
     struct {
         CUdevice ordinal; /* CUDA's ordinal of the device plus 1; 0: no graph has allocated there */
@@ -164,7 +164,7 @@ static void trim_ended(void)
 }
 
 /*
- * Makes the driver free the memory that no graph uses now, unless a launch relies on it. Returns true if memory was
+ * Makes the driver free the memory that no graph uses now, unless a launch is in progress. Returns true if memory was
  * freed.
  */
 static bool give_back(int device)
@@ -398,7 +398,7 @@ static CUresult claim_once(struct vgpu_graph_charge *charge, const struct vgpu_g
 }
 
 /*
- * Returns whether no earlier graph can still need its memory: no launch relies on it, and the work of the launch's
+ * Returns whether no earlier graph can still need its memory: no launch is in progress, and the work of the launch's
  * stream has finished. Only graphs of one stream share memory while they wait for each other.
  */
 static bool is_finished(const struct vgpu_graph_charge *charge)
@@ -415,8 +415,8 @@ static bool is_finished(const struct vgpu_graph_charge *charge)
 }
 
 /*
- * Claims what a launch can add. If that exceeds the limit, frees the memory that no graph uses, and waits for earlier
- * graphs of the stream: the driver would give their memory to this launch.
+ * Claims what a launch can add. If that exceeds the limit, frees the memory that no graph uses, and waits, at most
+ * UNFINISHED_MAX_NS, for earlier graphs of the stream: the driver would give their memory to this launch.
  */
 static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
 {

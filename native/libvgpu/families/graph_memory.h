@@ -8,7 +8,8 @@
  * claimed nothing and is in progress on another thread; then it claims the bytes of that launch too. If the claim exceeds
  * the limit, libvgpu first trims the memory that no graph uses now, and waits for the earlier work of the stream.
  *
- * Any thread may call these functions. Each costs one load until a graph that allocates has been made.
+ * Any thread may call these functions. Each, except vgpu_graph_trim, costs one load until a graph that allocates has
+ * been made.
  */
 #ifndef VGPU_GRAPH_MEMORY_H
 #define VGPU_GRAPH_MEMORY_H

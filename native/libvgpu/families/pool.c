@@ -39,7 +39,7 @@ static struct pool *pools; /* list of known pools; guarded by `list` */
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
 /* for each device, the pool that cuMemAllocAsync uses; NULL: libvgpu must ask the driver */
 static struct pool *current[VGPU_MAX_DEVICES];
-static uint32_t holding; /* number of pools that were ever charged */
+static uint32_t holding; /* 1: a pool has been charged */
 
 /*
  * Reads an attribute of a pool. This call is unsafe during a capture, as is cuMemPoolTrimTo: it invalidates a capture

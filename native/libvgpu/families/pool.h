@@ -12,8 +12,8 @@
 #define VGPU_POOL_GRAIN (32u << 20)
 
 /*
- * Called after a synchronisation, when pools return memory to the driver. Costs one load if no pool holds memory. Any
- * thread may call this function.
+ * Called after a synchronisation, when pools return memory to the driver. Costs one load if no pool has held memory so
+ * far. Any thread may call this function.
  */
 void vgpu_pool_synchronised(void);
 

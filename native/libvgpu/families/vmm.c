@@ -259,7 +259,7 @@ static void stay(struct block *block, CUdeviceptr base, int device)
 
 /*
  * Called when only `device` may read and write the memory, which is the access that memory has after it comes back.
- * Otherwise the memory is fixed on the card.
+ * Makes the memory movable, unless it is shared, mapped in part or on another device.
  */
 static void move_freely(struct block *block, CUdeviceptr base, int device)
 {

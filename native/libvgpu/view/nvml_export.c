@@ -125,8 +125,8 @@ static nvmlReturn_t list_mps(nvmlDevice_t device, unsigned *count, struct listed
 }
 
 /*
- * Returns a copy of `table` with libvgpu's lists. Returns `table` itself if its size is wrong, memory is short, or another
- * table was copied before.
+ * Returns a copy of `table` with libvgpu's lists (unchanged, if `table` lacks one of the three). Returns `table` itself
+ * if its size is wrong, memory is short, or another table was copied before.
  */
 static const void *with_ours(const void *table)
 {

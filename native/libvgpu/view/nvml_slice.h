@@ -22,8 +22,8 @@ const struct vgpu_lease_view *vgpu_nvml_lease(void);
 int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
 
 /*
- * Lists the live processes that hold memory on device `index`, by their pids in the caller's pid namespace. Stores at
- * most `most`; returns the number of all.
+ * Lists the processes of the lease that hold memory on device `index`, by their pids in the caller's pid namespace;
+ * those that are not visible there are left out. Stores at most `most`; returns the number of all.
  */
 unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned most);
 
