@@ -328,7 +328,9 @@ void cu_capture_leave_event(CUevent event)
     forget_event(event);
 }
 
-/* Ends the capture of a stream that is destroyed. */
+/*
+ * Called when a stream is destroyed: ends the capture that began on it, and invalidates another one that it has joined.
+ */
 void cu_capture_leave_stream(CUstream stream)
 {
     cu_lock();
@@ -349,7 +351,7 @@ void cu_capture_leave_stream(CUstream stream)
     cu_unlock();
 }
 
-/* Ends the captures on the streams of a context that ends. */
+/* Ends the captures that began on the streams of a context that ends. */
 static void end_of_context(CUcontext ctx)
 {
     for (struct cu_capture *c = cu_captures_list, *next; c != NULL; c = next) {

@@ -9,7 +9,10 @@ struct cu_capture *cu_captures_list;
 
 static _Thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/* Refuses a call that may wait for the device, if the capture's mode and the thread's mode forbid such calls. */
+/*
+ * Refuses a call that may wait for the device, if a capture's mode and the thread's mode forbid it, and invalidates
+ * that capture.
+ */
 CUresult cu_capture_unsafe(void)
 {
     CUresult result = CUDA_SUCCESS;

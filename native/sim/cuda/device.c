@@ -70,7 +70,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-/* CUDA's total memory is the memory that the driver can hand out, plus what the driver keeps for itself on the card. */
+/* CUDA's total memory does not include the card's reserve, but includes memory that a fault hides. */
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
     CU_TRY(cu_enter_device("cuDeviceTotalMem_v2", dev));

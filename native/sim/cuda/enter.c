@@ -1,6 +1,6 @@
 /*
- * Checks at the start of every CUDA call: whether the driver is ready, whether the process is locked, and whether the
- * profile injects an error.
+ * Checks at the start of a CUDA call: whether the driver is ready, whether the process is locked (most calls then
+ * wait), and whether a fault is set for the call.
  */
 #include "internal.h"
 

@@ -213,7 +213,8 @@ CUresult cu_graph_order(CUgraph graph)
 
 /*
  * Lists nodes as every listing call of the API does. Without an array, the function sets *count to the number of nodes.
- * With an array, it writes at most *count nodes and fills the rest of the array with zeros.
+ * With an array, it writes at most *count nodes, fills the rest of the array with zeros, and lowers *count to the
+ * number written.
  */
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n)
 {

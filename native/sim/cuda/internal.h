@@ -24,8 +24,8 @@ enum {
 #define CU_EXPORT __attribute__((visibility("default")))
 
 /*
- * The first word of a handle's object, which identifies a live object of the right type. Freed objects are kept for
- * reuse, so a stale handle is refused and never refers to freed memory.
+ * The first word of a handle's object, which identifies a live object of the right type. The objects of ended contexts
+ * are kept for reuse, so a stale context handle is refused and never refers to freed memory.
  */
 enum cu_magic {
     CU_DEAD = 0,

@@ -1,8 +1,8 @@
 /*
- * Virtual memory management: physical handles, address ranges, and mappings of handles into ranges. All physical memory
- * of the process is in one sparse file, so that neighbouring mappings are one mapping for the kernel. Memory that may
- * be exported has a file of its own, whose descriptor is exported; the file's last page identifies it. Exported memory
- * stays charged to its owner alone.
+ * Virtual memory management: physical handles, address ranges, and mappings of handles into ranges. Physical memory
+ * that cannot be exported is in one sparse file, so that neighbouring mappings are one mapping for the kernel. Each
+ * allocation that may be exported has a file of its own, whose descriptor is exported; the file's last page identifies
+ * it. Exported memory stays charged to its owner alone.
  */
 #include <fcntl.h>
 #include <sys/mman.h>

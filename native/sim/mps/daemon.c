@@ -208,7 +208,9 @@ static void refuse(struct connection *c, int code)
     drop(c);
 }
 
-/* Admits the clients of one user at a time: those of another user wait until the running ones have ended. */
+/*
+ * Admits or refuses a client. Without multi-user mode, clients of another user wait until the running ones have ended.
+ */
 static void admit(struct daemon *d, struct connection *c)
 {
     char limits[1536], devices[1024], line[4096];
@@ -340,7 +342,7 @@ static int serve(struct daemon *d)
     return 0;
 }
 
-/* Returns 0 in the parent when the daemon is up, and -1 in the child, which goes on as the daemon. */
+/* Returns 0 in the parent when the daemon is up, 1 if it failed, and -1 in the child, which goes on as the daemon. */
 static int go_background(int *ready)
 {
     int ends[2];

@@ -58,8 +58,8 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
     } while (0)
 
 /*
- * Entry of a function that drivers before this branch lack. With such a driver, programs do not find the function's
- * symbol.
+ * Entry of a function that drivers before this branch lack. There a program would not find the symbol; here the
+ * function returns FUNCTION_NOT_FOUND.
  */
 #define NV_SINCE(state, branch)                                  \
     do {                                                         \

@@ -1,7 +1,7 @@
 /*
  * Decides when which process computes. Each process has a queue of work, measured in engine nanoseconds; rotation.c
  * decides which process has the engine. No thread runs in the background: each reader first brings the engine up to the
- * present. An event gets the exact time at which its position was reached (history.c), however late the query comes.
+ * present. An event gets the exact time at which its position was reached, also in a late query (history.c).
  */
 #include "state.h"
 

@@ -1,6 +1,6 @@
 /*
- * The history of a queue: its recent runs. They say at which time any position was reached, however late the query
- * comes, and how busy the queue was in the last second.
+ * The history of a queue: its recent runs. They say at which time a position was reached, if it is in the last
+ * SIM_SEGMENTS runs, and how busy the queue was in the last second.
  */
 #include "state.h"
 

@@ -221,8 +221,8 @@ static void pass_until(uint64_t end_ns)
 }
 
 /*
- * Looks up every channel that the call names. Returns RM_INVALID_CHANNEL if one of them is unknown. With `change` it
- * sets each channel's state as it goes, so a call without `change` must have succeeded before.
+ * Looks up every channel that the call names. Returns RM_INVALID_CHANNEL if one of them is unknown or on another
+ * device. With `change` it sets each channel's state as it goes, so a call without `change` must have succeeded before.
  */
 static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, const struct rm_disable_channels *c,
                               bool change)

@@ -65,7 +65,7 @@ static void begin_turn(struct ring *r, uint32_t key)
     r->turn[r->turns++] = (struct turn){key, r->members, 0};
 }
 
-/* Adds all MPS clients from index `from` on; the queues before that index are not clients. */
+/* Adds the MPS clients that have work, from index `from` on; the queues before that index are not clients. */
 static void add_clients(struct sim_state *s, const struct sim_engine *e, uint32_t from, struct ring *r)
 {
     double sum = 0;

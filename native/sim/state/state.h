@@ -331,8 +331,8 @@ bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position)
 bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* returns true if all work of this queue is done */
 #define SIM_STANDS (-1.0)
 /*
- * Returns the nanoseconds until the position is reached if no other work comes; 0 if it is reached; SIM_STANDS while
- * the channels are disabled.
+ * Returns the nanoseconds until the position is reached if no other work comes, or until the next check (rotation.c); 0
+ * if it is reached; SIM_STANDS while the channels are disabled.
  */
 double sim_engine_left(struct sim_state *s, struct sim_use *u, double position);
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position); /* Function of wait.c. */
@@ -387,7 +387,7 @@ void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out
 void sim_device_reset(struct sim_state *s, uint32_t device);
 void sim_reboot(struct sim_state *s);
 void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type, uint64_t data);
-/* sleeps while event_wake has the value `seen` */
+/* sleeps while event_wake has the value `seen`, at most `most_ns` */
 void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns);
 void sim_account_end(struct sim_state *s, const struct sim_proc *p);
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);
@@ -397,7 +397,7 @@ bool sim_rm_is(struct sim_state *s, int fd);
 int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* opens a new file for the client of p; -1 with errno */
 /* carries out the request as ioctl(2) of the real driver */
 int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument);
-/* returns true if another process still has the client's file open */
+/* returns true if the client's file is still open in any process */
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
 /* Returns true if an open file other than this one holds the process's lock. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
@@ -418,7 +418,9 @@ void sim_tree_write(struct sim_state *s);
 void sim_tree_gi(struct sim_state *s, uint32_t device, uint32_t gi);
 void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
 
-/* Function of fault.c: returns the result that a fault gives to a call of `function`; 0: no fault. */
+/*
+ * Function of fault.c: returns the result that a fault gives to a call of `function`, after the fault's delay; 0: none.
+ */
 int sim_fault_check(struct sim_state *s, const char *function, int device);
 /* returns true if a fault makes the function missing from the driver */
 bool sim_fault_missing(struct sim_state *s, const char *function);
