@@ -3,7 +3,7 @@
     portable.py --out FOLDER [--machine x86_64 | aarch64] [--glibc 2.17] [--include FOLDER ...]
 
 Compiles with Zig's C compiler (`pip install ziglang`), which links against the symbol versions of any glibc
-from 2.17 on, and then reads the result's own version table: a symbol from later is an error.
+from 2.17 on. Then reads the result's own version table: a symbol newer than --glibc is an error.
 """
 
 import argparse

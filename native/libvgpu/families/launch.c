@@ -1,6 +1,6 @@
 /*
- * launch.c: launches of kernels and graphs. Each launch passes the gate; a launch that is captured into a graph is not
- * delayed.
+ * launch.c: launches of kernels and graphs. Each launch passes the gate; a launch that is captured into a graph waits
+ * only while the lease is suspended.
  */
 #include "suspended.h"
 #include "functions.h"

@@ -157,7 +157,7 @@ def flatten(profile: Mapping[str, Any], seed: str = "") -> str:
 
 def with_driver(profile: dict[str, Any], branch: str) -> dict[str, Any]:
     """Returns the profile with the driver of `branch`, or unchanged if `branch` is empty. Raises
-    ProfileError.
+    ProfileError if there is no driver of the branch.
     """
     if not branch:
         return profile
@@ -167,8 +167,8 @@ def with_driver(profile: dict[str, Any], branch: str) -> dict[str, Any]:
 
 
 def find(name: str, directories: list[Path]) -> Path:
-    """Returns the file of a profile that is given by name or by path. Raises ProfileError if there is
-    none.
+    """Returns the file of a profile that is given by name or by path; a path is not checked. Raises
+    ProfileError if no profile has the name.
     """
     if "/" in name or name.endswith(".toml"):
         return Path(name)
