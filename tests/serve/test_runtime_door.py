@@ -28,6 +28,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State, Workload
+from vgpud.pace import Pace
 from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
 from vgpud.serve import runtime, runtime_wire
@@ -35,7 +36,7 @@ from vgpud.serve.peers import PassedProcess
 from vgpud.serve.runtime import RuntimeDoor, RuntimeLimits
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb, receive
 from vgpud.serve.sockets import runtime_socket
-from vgpud.untrusted import Untrusted
+from vgpud.untrusted import Untrusted, start_helper
 
 ASKS = json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"user": {"uid": 5, "gid": 6}}})
 
@@ -605,6 +606,40 @@ def test_a_user_cannot_bind_a_process_of_another_user(open_folder: Path) -> None
         refusal, accepted = done.stdout.split("\n")[:2]
         assert refusal == "process 1 belongs to uid 0, and the caller is uid 4242 (E202)", done.stderr
         assert accepted == "" and len(made.containers.bound) == 1
+
+    run(open_folder, scene)
+
+
+@needs("root")
+def test_a_process_for_a_users_descriptor_starts_in_the_users_turn(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attack: each message with a descriptor costs vgpud the start of a process."""
+    paces: list[Pace] = []
+    paced: list[bool] = []
+
+    def made_pace(rest_factor: float) -> Pace:
+        paces.append(Pace(rest_factor))
+        return paces[-1]
+
+    def start(*given: Any) -> "subprocess.Popen[bytes]":
+        paced.append(any(pace._turn.locked() for pace in paces))
+        return start_helper(*given)
+
+    monkeypatch.setattr(runtime, "Pace", made_pace)
+    monkeypatch.setattr(runtime_wire, "start_helper", start)
+
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        await made.ask(Verb.BIND, name="a1")
+        assert paced == []  # no descriptor, no process
+        own = os.pidfd_open(os.getpid())
+        await made.ask(Verb.BIND, name="a1", pidfd=own)
+        os.close(own)
+        assert paced == [False]
+        words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]
+        await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=300)
+        assert paced == [False, True, True]
 
     run(open_folder, scene)
 

@@ -40,7 +40,8 @@ log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 _AUDITED_CHARACTERS = 128
-_REST_FACTOR = 9.0  # pause factor: users other than root get a tenth of the reader thread's time
+# pause factor: users other than root get a tenth of the time of the reader thread and of receivers
+_REST_FACTOR = 9.0
 _NAME_CHARACTERS = 63
 _SHOWN_CHARACTERS = 12  # length to which a container's id is shortened, as docker ps and podman ps show it
 
@@ -189,7 +190,7 @@ class RuntimeDoor:
             return Status.REFUSED, _told(refusal)
         try:
             async with asyncio.timeout(self._limits.receive_seconds):
-                message = await receive(connection, caller.user)
+                message = await receive(connection, caller.user, None if _is_root(caller) else self._pace)
         except TimeoutError:
             raise ConnectionAbortedError("the message did not end") from None
         except VgpuError as error:

@@ -4,11 +4,14 @@ import asyncio
 import os
 import socket
 import struct
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 
+from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
+from vgpud.pace import Pace
 from vgpud.serve.peers import PassedProcess, passed_process
 from vgpud.untrusted import has_descriptors, start_helper
 
@@ -49,9 +52,11 @@ class Message:
     name: str = ""
 
 
-async def receive(connection: socket.socket, user: int) -> Message:
-    """Receives a message of `user`. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects."""
-    head, process = await _head(connection, user)
+async def receive(connection: socket.socket, user: int, pace: Pace | None = None) -> Message:
+    """Receives a message of `user`, whose process for a descriptor counts to `pace`. Raises
+    VgpuError(BAD_REQUEST), or OSError if the peer disconnects.
+    """
+    head, process = await _head(connection, user, pace)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
     if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
         raise VgpuError(
@@ -65,13 +70,19 @@ async def receive(connection: socket.socket, user: int) -> Message:
     return Message(Verb(verb), bool(flags & FOR_PARENT), named, body, process, name)
 
 
-async def _head(connection: socket.socket, user: int) -> tuple[bytes, PassedProcess | None]:
+async def _head(
+    connection: socket.socket, user: int, pace: Pace | None
+) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
     if not has_descriptors(connection, REQUEST.size):
         return await _exactly(connection, REQUEST.size), None
-    with _receiver(connection, user) as answering:
-        await _readable(answering)
-        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    async with nullcontext() if pace is None else pace.turn(user):
+        began = clock.now()
+        try:
+            head, pidfds = await _with_descriptor(connection, user)
+        finally:
+            if pace is not None:
+                pace.took(clock.now() - began)
     process = None
     for pidfd in pidfds:
         process = passed_process(pidfd)
@@ -79,6 +90,13 @@ async def _head(connection: socket.socket, user: int) -> tuple[bytes, PassedProc
     if not head:
         raise ConnectionAbortedError("the peer passed more than one descriptor")
     return head + await _exactly(connection, REQUEST.size - len(head)), process
+
+
+async def _with_descriptor(connection: socket.socket, user: int) -> tuple[bytes, list[int]]:
+    with _receiver(connection, user) as answering:
+        await _readable(answering)
+        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    return head, pidfds
 
 
 def _receiver(connection: socket.socket, user: int) -> socket.socket:
