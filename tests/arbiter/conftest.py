@@ -33,7 +33,7 @@ GIB = 1 << 30
 
 @dataclass
 class Card:
-    """A simulated device, an arbiter, and tenants whose kernels of 1 ms occupy the device."""
+    """Two simulated devices, an arbiter, and tenants whose kernels, usually of 1 ms, occupy the devices."""
 
     sim: SimNode
     run_dir: Path

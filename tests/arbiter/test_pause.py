@@ -51,7 +51,7 @@ def test_a_paused_tenant_stands_still_and_leaves_the_device_to_others(cut_card: 
         process.wait()
 
 
-def test_a_paused_tenant_waits_for_no_time_and_has_its_share_afterwards(cut_card: Card) -> None:
+def test_a_paused_tenant_accumulates_no_waiting_time_and_has_its_share_afterwards(cut_card: Card) -> None:
     lease, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(lease, LONG)
     device_works(cut_card, process.pid)
@@ -64,7 +64,7 @@ def test_a_paused_tenant_waits_for_no_time_and_has_its_share_afterwards(cut_card
     device_works(cut_card, process.pid)
 
 
-def test_a_program_that_a_paused_tenant_starts_is_kept_off_too(cut_card: Card) -> None:
+def test_a_program_that_a_paused_tenant_starts_is_kept_off_the_device_too(cut_card: Card) -> None:
     lease, other = cut_card.lease("a", FREE, 100), cut_card.lease("b", FREE, 100)
     pause_of_none = cut_card.client.registered("a").paused
     order(cut_card, lease, True)

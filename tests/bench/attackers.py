@@ -109,7 +109,7 @@ def _configs() -> Iterator[bytes]:
 
 
 def unread_replies(run_dir: Path, stands: Done) -> None:
-    """Does not read replies of half a megabyte from runtime.sock. Each user tries 128 at any time."""
+    """Requests replies of half a megabyte at runtime.sock and reads none. Each user holds 128 connections."""
     body = json.dumps({"annotations": {"vgpud.io/memory": "2MiB"}, "x": "y" * 500_000}).encode()
     held: list[socket.socket] = []
     told = False

@@ -76,7 +76,7 @@ def line(row: Row) -> str:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` of all values do not exceed. `values` need not be sorted."""
+    """The value that at least `percent` percent of all values do not exceed. `values` need not be sorted."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 

@@ -101,7 +101,7 @@ def _one_card(report: Report, seeds: int, count: int) -> None:
 
 
 def _offline(report: Report) -> None:
-    """How many lists of profiles have a layout. Tests compare the same with brute force."""
+    """Times the look-up whether a list of profiles has a layout. Tests compare the same with brute force."""
     table, draw = MigGeometry(H200_PROFILES), random.Random(1)
     ids = [p.id for p in H200_PROFILES]
     lists = [table.packed(draw.choice(ids) for _ in range(draw.randint(1, 8))) for _ in range(10_000)]
@@ -175,7 +175,7 @@ def _decision(report: Report) -> None:
         return choose(asked[number % 3], fresh, AUTO, use)
 
     def scan(profile_id: int) -> object:
-        """Evaluates every free place of every device, without a cache."""
+        """Evaluates every free place of the profile on every device, without a cache."""
         options = []
         for device, layout in enumerate(states):
             places = [table.slots[slot] for slot in bits(table.free(layout))]

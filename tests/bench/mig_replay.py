@@ -5,7 +5,7 @@ average, those of all cards. A request that does not fit is refused and not repe
 slices times stay.
 
 The reference repacks each card freely at every arrival, at no cost: a card takes a request when any layout
-holds what is on the card and the request. It takes the fullest such card.
+holds what is on the card and the request. The fullest such card takes it.
 """
 
 import heapq
@@ -122,8 +122,8 @@ def replay(
 
 
 def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None, int]:
-    """Chooses the card on which the fewest instances move, if they are within the budget. Every instance is
-    kept.
+    """Makes room on the card on which the fewest instances move, if that is within the budget. Every instance
+    is kept. Returns the free place, or None, and the number of moved instances.
     """
     geometry, best = node.geometry, None
     for card, state in enumerate(node.states):

@@ -62,8 +62,8 @@ def scrape(path: Path) -> bytes:
 
 
 def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
-    """Scrapes as if once a second, Prometheus's shortest usual interval, after which every cached value is
-    stale.
+    """Scrapes after pauses in which every cached value becomes stale. Reports the processor time as for one
+    scrape a second.
     """
     path = node.run_dir / "metrics.sock"
     size = len(scrape(path))

@@ -78,7 +78,7 @@ class Storm:
                 yield one["metadata"]["name"], one["status"]
 
     def _is_over(self, name: str, status: Any) -> bool:
-        """Notes the outcome of a pod that has ended. A failed one had no program, and another takes its
+        """Has the pod ended? Records its outcome. A failed pod has not run its program; another pod takes its
         place.
         """
         if status["phase"] not in ("Succeeded", "Failed"):

@@ -280,7 +280,7 @@ def test_a_renewed_token_is_read_without_a_restart(with_dra: OnPolicy) -> None:
     eventually(lambda: slices(pods), "slices are published again")
 
 
-def test_admin_access_watches_a_card_and_takes_nothing_of_it(with_dra: OnPolicy) -> None:
+def test_a_pod_with_admin_access_sees_a_card_and_takes_nothing_of_it(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     label = "resource.kubernetes.io/admin-access"
     pods.cluster.kubectl("label", "namespace", "default", f"{label}=true")
@@ -297,7 +297,7 @@ def test_admin_access_watches_a_card_and_takes_nothing_of_it(with_dra: OnPolicy)
 
 
 def test_the_status_of_a_pod_shows_that_its_card_is_unwell(with_dra: OnPolicy) -> None:
-    """The kubelet has this by default from 1.36 on."""
+    """Before Kubernetes 1.36 only the taints of the cards say so."""
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
     running(pods, "p")

@@ -94,7 +94,7 @@ def test_ps_marks_a_process_that_libvgpu_does_not_count(main: Ctl, daemon: Daemo
     assert "a1b2c3d4 (not counted by libvgpu)" in main("ps").stdout
 
 
-def test_no_listing_says_outside_vgpud_of_a_process_while_the_arbiter_does_not_answer(
+def test_no_process_is_shown_as_outside_vgpud_while_the_arbiter_does_not_answer(
     main: Ctl, daemon: Daemon
 ) -> None:
     process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")

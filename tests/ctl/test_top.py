@@ -146,7 +146,7 @@ def test_a_narrow_terminal_drops_the_least_important_columns() -> None:
     assert "OVERRUN" not in heads(100)
 
 
-def test_the_column_of_the_order_is_marked() -> None:
+def test_the_column_that_sorts_the_rows_is_marked() -> None:
     assert set(SORTED) == set(SORTS) and set(SORTED.values()) <= set(TENANT_HEADS)
     shown = lines(TENANT_HEADS, [], 400, plain, marks={SORTED["waited"]: "v"})
     assert "WAITEDv  OVERRUN" in shown[0]

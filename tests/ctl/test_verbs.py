@@ -347,7 +347,7 @@ def test_vgpuctl_fails_if_its_output_cannot_be_written(
     assert "E901" not in done.stderr
 
 
-def test_a_closed_standard_error_drops_messages_alone(daemon: Daemon) -> None:
+def test_a_closed_standard_error_does_not_change_the_exit_code(daemon: Daemon) -> None:
     assert redirected(daemon, "devices", "2>&-").returncode == 0
     assert redirected(daemon, "nonsense", "2>&-").returncode == 2
 

@@ -49,7 +49,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A tenant that a failed test leaves on a shared node would have later tests fail or wait, too."""
+    """Kills the tenants that a failed test leaves: on a shared node, later tests would fail or wait, too."""
     report = yield
     for command in _launched:
         if report.failed and command.poll() is None:
@@ -59,7 +59,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @contextmanager
 def node_maker(folder: Path) -> Iterator[NodeMaker]:
-    """Yields a function that makes nodes. Ends every process that they started after the test."""
+    """Yields a function that makes nodes. After the test, every process that they started is ended."""
     made: list[DemoNode] = []
 
     def make(profile: str = "h200x8", policy: str = POLICY, driver: str = "") -> DemoNode:

@@ -34,8 +34,8 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import ArbiterClient, read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# Reads a command from each line and prints an answer. "fill SEED" writes new bytes, "sum" prints a checksum
-# of all bytes, "grow MIB SEED" allocates more, by cuMemCreate if the seed is odd.
+# Carries out the command in each line, and then prints a checksum of all bytes. "fill SEED" writes new bytes,
+# "grow MIB SEED" also allocates more (by cuMemCreate if the seed is odd), "sum" does nothing.
 PROGRAM = cuda_program("""
 import random, zlib
 held = []
@@ -196,7 +196,7 @@ class Storm:
         self.is_released(tenant)
 
     def is_released(self, tenant: Tenant) -> None:
-        """Waits at the end of the storm until vgpud has released the tenant's allocation."""
+        """Releases the tenant's allocation, as soon as vgpud knows that its processes are gone."""
         eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
 
     def alive(self, tenant: Tenant) -> bool:
@@ -208,7 +208,7 @@ class Storm:
         return False
 
     def cut(self, order: Callable[[], object]) -> None:
-        """Runs an operation and kills vgpud at a random moment of it."""
+        """Begins an operation, and kills vgpud at a random moment of the next 60 ms."""
 
         def try_it() -> None:
             try:
@@ -259,8 +259,8 @@ class Storm:
         assert not any("other_uuid" in text for _, _, text in rows)
 
     def _check_node(self, held: dict[str, pb.Allocation]) -> None:
-        """Compares with the simulated driver's state: the device and the memory of each process. Devices
-        outside of the test have no memory in use.
+        """Compares the state and the device of each process with the simulated driver's, and its memory with
+        the lease's figure. Devices outside of the test have no memory in use.
         """
         simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
         state = self.node.environment["VGPU_SIM_STATE"]

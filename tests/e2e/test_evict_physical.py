@@ -185,7 +185,7 @@ def test_an_exported_handle_keeps_its_memory_on_the_device(node: DemoNode, tenan
 
 
 @pytest.mark.parametrize(("word", "undo"), [("read", "write"), ("unmap", "map")])
-def test_memory_without_full_access_stays_until_it_has_it_again(
+def test_memory_without_full_access_stays_on_the_device_until_full_access_is_restored(
     node: DemoNode, tenant: Tenant, word: str, undo: str
 ) -> None:
     assert do(tenant, f"{word} 5")
@@ -196,7 +196,7 @@ def test_memory_without_full_access_stays_until_it_has_it_again(
     there_and_back(node, tenant, ALL_MIB)
 
 
-def test_memory_once_mapped_twice_is_evicted_only_after_it_is_mapped_anew(
+def test_memory_once_mapped_at_two_addresses_is_evicted_only_after_it_is_mapped_anew(
     node: DemoNode, tenant: Tenant
 ) -> None:
     assert do(tenant, "twice 6")

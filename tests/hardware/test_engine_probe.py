@@ -66,7 +66,7 @@ def test_a_probe_that_hangs_is_killed(tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_probe_of_a_vgpud_that_was_killed_is_waited_for(tmp_path: Path) -> None:
+def test_a_probe_waits_for_the_probe_of_a_killed_vgpud(tmp_path: Path) -> None:
     """A probe that a killed vgpud left is still running. The next probe waits for it, because two probes at
     the same time on one device would disturb each other.
     """

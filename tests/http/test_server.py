@@ -211,7 +211,7 @@ def test_one_user_cannot_hold_more_than_its_number_of_connections_of_metrics_soc
 
 
 @pytest.mark.parametrize(("user", "seconds"), [(7, 1 + 10 + 10), (0, 3)])
-def test_pages_for_users_take_a_tenth_of_the_time_and_those_for_root_all(user: int, seconds: float) -> None:
+def test_pages_for_a_user_are_spaced_to_a_tenth_of_the_time_and_those_for_root_are_not(user: int, seconds: float) -> None:
     """A user that scrapes again and again."""
 
     async def slow() -> http.Response:

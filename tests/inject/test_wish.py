@@ -93,7 +93,7 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
         assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
 
 
-def test_the_variable_of_an_allocation_proves_nothing_without_its_lease_or_devices() -> None:
+def test_the_allocation_variable_counts_only_beside_a_lease_or_a_device_node() -> None:
     """An image can set it. A container of a pod would then run without a slice and without an error."""
     config = container(env=["VGPU_MEMORY=1GiB", "VGPU_ALLOCATION=x"])
     assert wish_of(config, environment=True) == Wish(memory_bytes=GIB)
@@ -216,7 +216,7 @@ def test_a_mapping_of_all_ids_is_the_identity() -> None:
     assert owner_of(config) == Owner(2**32 - 2, 0)
 
 
-def test_the_hint_of_an_annotation_with_a_very_long_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_of_an_annotation_with_a_very_long_name_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name has as many characters as a config.json has room for. The sentence and the time to find a
     similar key are bounded.
     """

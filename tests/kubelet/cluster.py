@@ -379,7 +379,9 @@ class Cluster:
 
 
 def consume(capacity: dict[str, Any], asked: str | None, several: bool) -> int | None:
-    """Rounds as the request policy says. Without a policy, a request consumes the whole capacity."""
+    """The amount that a request consumes, or None if it asks for too much. A device that is not shared is
+    consumed whole. Otherwise the request policy rounds what is asked; without a policy nothing is rounded.
+    """
     value, policy = parse(capacity["value"]), capacity.get("requestPolicy")
     if not several:
         return value if asked is None or parse(asked) <= value else None

@@ -83,7 +83,7 @@ class Storm:
         return self.outcome
 
     async def _kill(self) -> None:
-        """Kills vgpud and the kubelet at random moments while pods are left."""
+        """Kills vgpud and restarts the kubelet, in random order and at random moments."""
         blows = ["vgpud"] * self.kills + ["kubelet"] * self.restarts
         self._random.shuffle(blows)
         for blow in blows:

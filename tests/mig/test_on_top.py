@@ -177,7 +177,7 @@ def test_mps_ls_shows_the_daemon_of_an_instance(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_an_allocation_inside_an_instance_that_is_cut_leaves_nothing(
+def test_an_interrupted_allocation_inside_an_instance_leaves_nothing(
     make_node: NodeMaker, isolation: str
 ) -> None:
     node = make_node(policy=POLICY)
@@ -194,7 +194,7 @@ def test_an_allocation_inside_an_instance_that_is_cut_leaves_nothing(
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_a_release_inside_an_instance_that_is_cut_is_finished(make_node: NodeMaker, isolation: str) -> None:
+def test_an_interrupted_release_inside_an_instance_is_finished(make_node: NodeMaker, isolation: str) -> None:
     node = make_node(policy=POLICY)
     node.start(fault_point="release.detach-0")
     share = None if isolation == "quota" else 40.0

@@ -44,7 +44,7 @@ def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, 
     assert meters.read(moved, CARD)[0].device_uuid == "GPU-1"
 
 
-def test_a_lease_that_lies_uses_no_more_than_its_card_has(tmp_path: Path) -> None:
+def test_false_figures_in_a_lease_count_as_no_more_memory_than_the_card_has(tmp_path: Path) -> None:
     allocation, usage = lease(tmp_path, os.geteuid())
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_SLOT_HIGH)

@@ -110,7 +110,7 @@ class Goes(swaps.Swaps):
         return (ProcessSwap(self.phase, 0, 1 << 30, 0),)
 
 
-def test_a_swap_out_waits_until_the_tenants_swap_thread_begins_late() -> None:
+def test_a_swap_out_waits_for_a_swap_thread_that_begins_late() -> None:
     """The swap thread begins late while it allocates its host buffer, and on a loaded host."""
     goes = Goes(SwapPhase.HERE, quiet=True)
 

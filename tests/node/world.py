@@ -79,7 +79,7 @@ class FakeGateway:
 
 @dataclass
 class Remembering:
-    """An effector that keeps its state in sets and records its calls. A test can make it fail or wait."""
+    """An effector that keeps its state in memory and records its calls. A test can make it fail or wait."""
 
     mode: Mode
     attached: dict[tuple[str, str], Allocation] = field(default_factory=dict)

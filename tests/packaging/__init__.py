@@ -1,1 +1,1 @@
-"""The Debian packages: built, inspected, and installed in a booted Debian 12."""
+"""The Debian packages: built, inspected, and installed in a booted Debian."""

@@ -96,7 +96,7 @@ class Machine:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Ends the machine, whatever its state."""
+        """Ends the machine, whatever its state, and removes its root."""
         if self.leader:
             with suppress(ProcessLookupError):
                 # kills the first process of its pid namespace, and so all others

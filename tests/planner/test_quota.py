@@ -41,7 +41,7 @@ def test_without_a_rule_there_is_no_quota() -> None:
     assert over_quota(Policy(), NODE, ALICE, [held(i) for i in range(9)], (piece(1000),)) is None
 
 
-def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
+def test_a_refusal_by_the_compute_quota_says_that_a_slice_without_cores_counts_as_100_percent() -> None:
     policy = Policy(quota=(QuotaRule(max_cores=50.0),))
     whole = over_quota(policy, NODE, ALICE, [], (piece(share=None),))
     part = over_quota(policy, NODE, ALICE, [], (piece(share="60"),))

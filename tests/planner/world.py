@@ -22,7 +22,7 @@ def place_of(piece: Slice) -> InstancePlace:
 
 @dataclass
 class World:
-    """The ledger and the existing parts, in fields that have the names of Observed."""
+    """The ledger, the parts that exist, and what is lost."""
 
     ledger: dict[str, Allocation] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
@@ -147,7 +147,7 @@ class World:
         del self.ledger[name]
 
     def reboot(self) -> None:
-        """Removes everything under /run, every process and every instance."""
+        """Removes what a reboot removes: leases, specs, MPS daemons and MIG instances."""
         self.rebooted = True
         self.leases.clear()
         self.specs.clear()
@@ -156,7 +156,9 @@ class World:
         self.foreign.clear()
 
     def check_agreement(self) -> None:
-        """Asserts that nothing is lost and nothing is leaked."""
+        """Asserts that each active allocation has its parts, and that no other lease, spec, MPS daemon or MIG
+        instance is left.
+        """
         usable = {device.uuid for device in self.devices() if device.health is Health.OK}
         for allocation in self.ledger.values():
             assert allocation.state in (State.ACTIVE, State.FAILED)

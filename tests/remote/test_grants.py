@@ -42,7 +42,7 @@ def ctl(tmp_path: Path) -> Ctl:
     return run
 
 
-def test_a_grant_is_not_for_an_account_whose_group_may_allocate(ctl: Ctl) -> None:
+def test_a_grant_for_an_account_whose_group_may_open_the_sockets_is_refused(ctl: Ctl) -> None:
     account = next(one for one in pwd.getpwall() if one.pw_uid != 0)
     refused = ctl("grant", account.pw_name, VGPUD_GROUP=grp.getgrgid(account.pw_gid).gr_name)
     assert f"may not run as {account.pw_name}, who may open vgpud's sockets" in refused.stderr
@@ -170,7 +170,7 @@ def test_a_certificate_that_is_not_for_clients_is_refused(
     ],
     ids=["two digits", "four digits", "version 3"],
 )
-def test_the_end_of_a_certificate_is_read(name: str, end: str) -> None:
+def test_the_expiry_time_of_a_certificate_is_read(name: str, end: str) -> None:
     assert _not_after(der_of(CERTIFICATES / name)) == end
 
 

@@ -69,7 +69,7 @@ def test_a_session_of_a_client_that_is_cut_off_ends_with_its_grant(
     assert "Traceback" not in apart.log.read_text()
 
 
-def test_a_program_in_the_middle_of_its_work_sees_the_end_of_the_door(apart: RemoteNode) -> None:
+def test_a_program_sees_its_connection_closed_when_the_door_is_killed(apart: RemoteNode) -> None:
     client = opened(apart, apart.grant(), "--memory", "1GiB")
     apart.door.kill()
     until(lambda: not apart.held())

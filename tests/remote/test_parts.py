@@ -387,7 +387,7 @@ def test_attempts_to_open_a_session_are_bounded_by_network_and_by_token() -> Non
             pass
 
 
-def test_a_label_leaves_room_for_the_user_and_the_address() -> None:
+def test_a_label_of_more_than_128_bytes_is_refused() -> None:
     assert wire.decode(wire.encode(wire.Open(label="x" * 128)))
     with pytest.raises(VgpuError, match="label is not a text of at most 128 printable bytes"):
         wire.decode(wire.encode(wire.Open(label="x" * 129)))

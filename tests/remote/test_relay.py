@@ -67,7 +67,7 @@ def test_a_program_that_has_ended_its_side_may_wait_a_day_for_the_answer() -> No
     clock.run(check())
 
 
-def test_the_loss_of_a_connection_ends_one_whose_other_side_has_ended() -> None:
+def test_a_relay_with_one_ended_direction_ends_when_a_connection_is_lost() -> None:
     async def check() -> None:
         (near, program), (far, door) = await _pair(), await _pair()
         with program:

@@ -122,7 +122,7 @@ def test_a_container_with_a_request_does_not_start_without_the_daemon(
 @pytest.mark.parametrize(
     "key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory", "VGPUD.IO/memory"]
 )
-def test_a_request_in_other_letters_does_not_start_without_the_daemons_consent(
+def test_a_request_with_an_escaped_or_upper_case_key_needs_the_daemons_consent(
     runtime: Path, bundle: Path, tmp_path: Path, key: str
 ) -> None:
     (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
