@@ -87,8 +87,8 @@ class SimNode:
         return Path(f"{self.state}.root")
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a program on the node: this process's environment with the node's variables, and
-        `extra`.
+        """The environment of a program on the node: this process's environment without variables of CUDA,
+        NVIDIA and the simulator, the node's variables, and `extra`.
         """
         env = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_SIM_", "NVIDIA_"))}
         rest = env.get("LD_LIBRARY_PATH")

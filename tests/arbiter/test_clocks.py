@@ -50,8 +50,8 @@ def test_shares_hold_while_the_wall_clock_jumps(card: Card) -> None:
 
 
 def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None:
-    """The arbiter and all tenants are stopped during time slices: no tenant loses its share or is
-    given up.
+    """The arbiter and all tenants are stopped during time slices: no tenant loses its share, and few
+    slices are bypassed.
     """
     small, large = card.lease("a", CONSERVING, 25), card.lease("b", CONSERVING, 75)
     processes = [card.spin(lease, LONG) for lease in (small, large)]

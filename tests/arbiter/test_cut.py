@@ -288,8 +288,8 @@ def lists_its_channels(lease: Path) -> bool:
 
 
 def hostile_rows(dice: random.Random, known: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Groups of other processes with words of the process's own group, which is the last, and random words.
-    Each eight have one file, client and subdevice, so that they are one call.
+    """Channel groups that mix words of other processes' groups, of the process's own group (the last of
+    `known`) and random words. Each eight have one file, client and subdevice, so they are one call.
     """
     rows = []
     for call in range(31):

@@ -149,7 +149,7 @@ def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNod
 
 
 def test_concurrent_vgpuctl_runs_each_hold_and_release_their_own_allocation(node: DemoNode) -> None:
-    """Many `vgpuctl run` processes: each gets its own allocation, and all allocations are released."""
+    """Of ten `vgpuctl run` processes eight get an allocation each, one on each device. All are released."""
     command = [
         "run",
         "--isolation",

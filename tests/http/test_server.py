@@ -161,7 +161,7 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
 
 
 def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the fix, 64 silent connections blocked the page and the metrics for all users."""
+    """More silent connections than the server holds: it closes the oldest, and still serves the page."""
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
 
@@ -211,7 +211,9 @@ def test_one_user_cannot_hold_more_than_its_number_of_connections_of_metrics_soc
 
 
 @pytest.mark.parametrize(("user", "seconds"), [(7, 1 + 10 + 10), (0, 3)])
-def test_pages_for_a_user_are_spaced_to_a_tenth_of_the_time_and_those_for_root_are_not(user: int, seconds: float) -> None:
+def test_pages_for_a_user_are_spaced_to_a_tenth_of_the_time_and_those_for_root_are_not(
+    user: int, seconds: float
+) -> None:
     """A user that scrapes again and again."""
 
     async def slow() -> http.Response:

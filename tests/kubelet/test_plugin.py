@@ -211,8 +211,8 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
 
 
 def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
-    """The healthy units with compute are bounded by the devices' free shares, for any memory overcommitment
-    and any distribution of the shares.
+    """The healthy units with compute are bounded by the devices' free shares, although the memory is
+    overcommitted.
     """
 
     async def story() -> None:
@@ -297,8 +297,8 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
 
 
 def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turned: Turned) -> None:
-    """A pod that fits no card is not admitted a second time. Its controller recreates a failed pod at once:
-    before the fix, 298 pods failed in 30 s.
+    """A pod that fits no card is not admitted a second time. Its controller recreates a failed pod at once,
+    so without the wait one pod after the other would fail.
     """
 
     async def story() -> None:

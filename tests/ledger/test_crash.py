@@ -1,4 +1,4 @@
-"""kill -9 and power cuts: acknowledged writes are found at the next start."""
+"""kill -9 and power cuts: which acknowledged writes the next start finds."""
 
 import asyncio
 import os

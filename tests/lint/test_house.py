@@ -158,7 +158,7 @@ def test_rooms_within_a_room_import_only_from_rooms_below() -> None:
 
 
 def test_each_error_has_a_hint() -> None:
-    """The hint is the third argument, or named. An expression must not be able to give the empty text."""
+    """The hint is positional or named. A conditional expression must not be able to give the empty text."""
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules()

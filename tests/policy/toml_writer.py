@@ -1,4 +1,4 @@
-"""Random TOML documents for the line locator. Every value is unique."""
+"""Random TOML documents for the line locator. Every scalar is unique."""
 
 import string
 from typing import Any

@@ -175,7 +175,7 @@ class RemoteNode:
     def client(
         self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"
     ) -> "subprocess.Popen[str]":
-        """Starts `vgpuctl remote VERB` with this token on a machine that has nothing of vgpud's."""
+        """Starts `vgpuctl remote VERB` with this token, in an environment that has nothing of the node's."""
         tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
         words = [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"{self.host}:{self.port}"]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}

@@ -18,8 +18,8 @@ NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
 def config(
     rootfs: Path, *command: str, asks: Mapping[str, str] | None = None, host_pids: bool = False
 ) -> dict[str, Any]:
-    """A config.json with these annotations. Root has its own namespaces, but the host's pid namespace with
-    `host_pids`.
+    """A config.json with these annotations. Its process is root in namespaces of its own; with `host_pids` it
+    has the host's pid namespace.
     """
     proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
     if host_pids:  # with the host's pid namespace, the kernel refuses to mount a new /proc
@@ -43,7 +43,7 @@ def config(
 
 
 class Runc:
-    """runc with its own state folder, called through vgpu-runtime unless `plain`."""
+    """runc with its own state folder, called through vgpu-runtime."""
 
     def __init__(self, root: Path, run_dir: Path, *more: str) -> None:
         self.root = root

@@ -17,7 +17,7 @@ from tests.sim import outside
 
 FRONT = BUILD / "bin" / "vgpu-runtime"
 HOOK = BUILD / "bin" / "vgpu-hook"
-# limits that Podman sets by default, and that the user's session may not have
+# no network, and limits that every session may set: Podman's default limits may be higher
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 
@@ -102,7 +102,7 @@ def podman(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
 
 
 def left_nothing(node: DemoNode) -> None:
-    """Waits until all allocations are released, and asserts that no lease and no spec is left."""
+    """Waits until all allocations are released, and asserts that no lease, spec or mount is left."""
     eventually(lambda: not states(node), "all allocations are released")
     assert leftovers(node) == {}
 

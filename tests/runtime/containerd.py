@@ -179,8 +179,8 @@ def _children(pid: int) -> list[int]:
 def containerd(
     folder: Path, config: str, environment: Mapping[str, str] = os.environ, release: str = "installed"
 ) -> Iterator[Containerd]:
-    """Runs a containerd during the block. All that it makes is in `folder`, so others can run beside it:
-    the socket of NRI, which containerd 2 serves unasked, would be /var/run/nri/nri.sock.
+    """Runs a containerd during the block. Its own files and sockets are in `folder`, so others can run beside
+    it; by default the socket of NRI, which containerd 2 serves, is /var/run/nri/nri.sock.
     """
     nri = f'\n[plugins."io.containerd.nri.v1.nri"]\n  socket_path = "{folder}/nri.sock"\n'
     (folder / "config.toml").write_text(config.replace("/var/lib/containerd/opt", f"{folder}/opt") + nri)

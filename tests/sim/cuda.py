@@ -1,7 +1,8 @@
 """The driver API through ctypes: imported by snippets that run on a simulated node.
 
 `python -m tests.sim.cuda` is a small tenant for tests of several processes. It takes commands on standard
-input: `alloc MIB`, `free`, `launch N US`, `sync`, `info`, `quit`; it answers each command with one line.
+input: `alloc MIB`, `free`, `launch N US`, `sync`, `info`, `do PYTHON`. It answers each command with one line.
+`quit` ends it.
 """
 
 from __future__ import annotations
