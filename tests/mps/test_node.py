@@ -178,7 +178,7 @@ def test_a_tenant_that_locks_the_pipe_folder_in_the_kernel_delays_no_other_call(
     make: NodeMaker, tmp_path: Path
 ) -> None:
     """An attack: a tenant holds the lock of the pipe folder, which it may list, by a getdents(2) into a page
-    of its own file system. Before the fix vgpud waited for that lock on its event loop.
+    of its own file system. vgpud must not wait for that lock on its event loop.
     """
     node = make(policy=QUICK)
     node.start()

@@ -185,9 +185,7 @@ def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
 def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(
     real: Watched, logged: list[Any]
 ) -> None:
-    """An attack: before the fix, vgpud killed another user's process to which a connection had been
-    passed.
-    """
+    """An attack: a connection is passed to another user's process, so that vgpud would kill that process."""
 
     async def work() -> None:
         await real.supervisor.up()

@@ -81,8 +81,8 @@ def test_a_refused_change_leaves_an_audit_line(tmp_path: Path) -> None:
 
 
 def test_repetitions_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
-    """A tenant repeats one request id. Before the fix this wrote 2940 lines a second, so the journal
-    dropped other lines.
+    """A tenant repeats one request id. A line for each repetition would make the journal drop
+    other lines.
     """
     counted: list[Any] = []
 
@@ -230,9 +230,7 @@ def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
-    """A repeated END call starts no second task while the container's processes run. Before the fix each call
-    started one.
-    """
+    """A repeated END call starts no second task while the container's processes run."""
 
     async def scene(w: World) -> None:
         containers = Containers(w.keeper)

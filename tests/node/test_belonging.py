@@ -1,4 +1,4 @@
-"""Tests with real processes which process belongs to a tenant. vgpud suspends, moves and ends only processes
+"""Which processes belong to a tenant, tested with real processes. vgpud suspends, moves and ends only processes
 that belong.
 """
 
@@ -146,7 +146,7 @@ def test_a_process_with_the_lease_mounted_at_its_container_path_belongs_to_the_t
 
 @needs("namespaces")
 def test_mounts_are_read_up_to_a_bounded_length() -> None:
-    """The event loop took 0.9 s for a user's process with 73 MiB of mounts."""
+    """An attack: a user's process with 73 MiB of mounts would hold the event loop for 0.9 s."""
     head, mounts_lease, rest = WITH_THE_LEASE.partition("os.makedirs(sys.argv[1])")
     with running(head + AND_MANY_MOUNTS + mounts_lease + rest, CONTAINER_LEASE, "a1") as late:
         assert mounts_at(late.pid, CONTAINER_LEASE) == []
@@ -165,7 +165,7 @@ def test_a_container_process_belongs_to_its_pod_and_a_host_process_to_none() -> 
 
 @needs("namespaces", "user-namespaces")
 def test_a_process_of_a_user_that_mounts_a_forged_lease_does_not_belong_to_the_tenant() -> None:
-    """Before the fix, such a process on the device of another user's allocation was suspended with it, and
+    """An attack: such a process on the device of another user's allocation would be suspended with it, and
     could make the suspension fail.
     """
     with running(WITH_A_FORGED_LEASE, CONTAINER_LEASE, "a1") as process:

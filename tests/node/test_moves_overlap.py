@@ -557,7 +557,7 @@ def bounded(bytes_: int) -> str:
 
 
 def test_host_memory_for_one_move_is_enough_for_the_next_move_of_that_tenant(tmp_path: Path) -> None:
-    """The buffer stays, and is the room of the next move."""
+    """The buffer of the first move stays, and serves the next moves."""
 
     async def work() -> None:
         async with node(tmp_path, bounded(HELD)) as n:
@@ -596,7 +596,7 @@ def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves
 def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it holds is read before its host memory is ordered."""
+    """vgpud reads what a tenant holds before it orders host memory for it. This takes longer for the first."""
 
     async def work() -> None:
         async with node(tmp_path, bounded(HELD + HELD // 2)) as n:

@@ -146,8 +146,8 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
-    """An allocation is released while the loop reads its activity. Before the fix, such a release on a loaded
-    machine stopped all turns until vgpud was restarted.
+    """An allocation is released while the loop reads its activity. The loop must go on with the
+    other tenants.
     """
 
     async def scene(card: Card) -> None:

@@ -59,8 +59,8 @@ def test_a_set_user_id_program_of_another_user_counts_for_the_user_that_runs_it(
 def test_a_program_under_another_uid_of_the_owner_stays_counted(
     uid: int, owner: int, counts_for: int, name: str
 ) -> None:
-    """A user gets a subordinate uid on the host by a set-user-id program. Before the fix, the device memory
-    of such a process was counted to no allocation.
+    """A user gets a subordinate uid on the host by a set-user-id program. The device memory of such
+    a process counts to the allocation.
     """
     with running(AS_USER, uid, uid) as process:
         assert owner_of(process.pid, belongings((allocation(owner, counts_for),), {})) == name

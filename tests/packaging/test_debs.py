@@ -29,7 +29,7 @@ def test_all_files_with_the_packages_version_name_the_same_one() -> None:
 
 @needs("lintian", "debhelper")
 def test_lintian_finds_no_error(debs: Path) -> None:
-    """lintian finds no error in the packages, and every override has a reason."""
+    """lintian finds no error in the packages, and no mismatched override."""
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

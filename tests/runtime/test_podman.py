@@ -128,9 +128,7 @@ def test_a_container_start_waits_for_vgpud_and_a_missed_end_is_noticed(
 def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
     podman: Podman, isolation: str
 ) -> None:
-    """Before the fix, a container in mode mps could write any number of files into its folder in the host's
-    run folder.
-    """
+    """A container could otherwise write any number of files into its folder in the host's run folder."""
     podman.start(f"vgpud-test-{isolation}", ASKS, f"--annotation=vgpud.io/isolation={isolation}")
     tries = "for folder in /run/vgpu/*/ /run/vgpu/*/*/; do (echo > $folder/new); done; ls /dev/shm"
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="vgpud-test-"):
