@@ -248,8 +248,8 @@ print(*(way for way, done in opened.items() if done))
 
 @needs("root")
 def test_a_tenant_can_write_no_file_of_the_run_folder_and_other_users_can_reach_none() -> None:
-    """A tenant could otherwise put a file of any size in place of its `slots`, and every user of the host could
-    write and lock the `slots` of a pod's tenant.
+    """A tenant could otherwise put a file of any size in place of its `slots`, and every user of the host
+    could write and lock the `slots` of a pod's tenant.
     """
     part = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent(1000))
 

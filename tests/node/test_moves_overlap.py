@@ -596,7 +596,7 @@ def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves
 def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vgpud reads what a tenant holds before it orders host memory for it. This takes longer for the first."""
+    """vgpud reads what a tenant holds before it orders host memory for it: for `large` this takes longer."""
 
     async def work() -> None:
         async with node(tmp_path, bounded(HELD + HELD // 2)) as n:
