@@ -1,5 +1,4 @@
-"""Which processes belong to a tenant, tested with real ones. vgpud suspends, moves and ends only these.
-"""
+"""Which processes belong to a tenant, tested with real ones. vgpud suspends, moves and ends only these."""
 
 import subprocess
 import sys

@@ -375,7 +375,7 @@ def test_every_residency_plan_is_consistent(tenants: list[Tenant]) -> None:
 # --- replays
 
 
-def test_notebooks_with_twice_the_memory_of_their_card_seldom_wait_long() -> None:
+def test_notebooks_with_twice_the_memory_of_their_card_have_a_short_median_wait() -> None:
     """24 tenants of 12 GiB on a device of 141 GiB: more than half of their memory is on the host, and the
     median wait is short.
     """

@@ -1,4 +1,4 @@
-"""Every wrong file under data/ is refused with the mistakes of its first lines ("# reported for line")."""
+"""Every wrong file under data/ is refused with the mistakes that its lines "# reported for line" list."""
 
 from pathlib import Path
 

@@ -141,7 +141,9 @@ def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
 
 @pytest.fixture
 def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """Podman reads the specs from a folder of its own, so the system's folder stays unchanged."""
+    """Podman with runc. `link` puts links to the node's specs into the system's CDI folder, which Podman
+    reads. After the test they are removed.
+    """
     made = podman_with(shared_node, rootfs, "--runtime=runc")
     system = Path("/var/run/cdi")
     links = []
