@@ -13,8 +13,8 @@ from vgpud.model.log_event import LogEvent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The table of DESIGN: each room may import from these rooms, and from itself. `ctl` reads policy files for
-# `policy check` and calls the planner for `policy test`, because both work without a daemon.
+# Each room may import from these rooms, and from itself. `ctl` reads policy files for `policy check` and
+# calls the planner for `policy test`, because both work without a daemon.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "api": {"model"},
