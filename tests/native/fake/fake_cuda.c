@@ -2,8 +2,8 @@
  * fake_cuda.c: a libcuda.so.1 for tests of libvgpu alone, with two devices. Allocations are numbers without memory. It
  * is the tests' oracle: with FAKE_STATE it counts the bytes that reach the driver, by device, in a file that all
  * processes share, with the highest total. Its only limit is FAKE_CARD_BYTES. With FAKE_LEDGER (a lease's `usage`) it
- * compares each change on device 0 with the process's own slot, once the process has a slot. FAKE_LINGER_US is the time that a freeing call takes before the
- * memory is free.
+ * compares each change on device 0 with the process's own slot, once the process has a slot. FAKE_LINGER_US is the
+ * time that a freeing call takes before the memory is free.
  */
 #include "fake.h"
 

@@ -4,9 +4,9 @@
  *
  *   sched-backfill KIND WORK_US PERIOD_US ...   KIND: lent, hard or returns, 50 % each; a tenant for each three words
  * A tenant gets WORK_US of work every PERIOD_US; without a period its work is endless. `returns` is a tenant with lent
- * time that gets such work for 0.5 s, is idle until the end of the warm-up, and then has endless work. After 5 s of warming up it
- * prints, for each tenant and 20 s: percent of the device, percent of its time with work in which it was off the
- * device, and percent of its time on the device with work beside another tenant's.
+ * time that gets such work for 0.5 s, is idle until the end of the warm-up, and then has endless work. After 5 s of
+ * warming up it prints, for each tenant and 20 s: percent of the device, percent of its time with work in which it was
+ * off the device, and percent of its time on the device with work beside another tenant's.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,11 +3,11 @@
  * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
  *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
- * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices, and its kernels run
- * only while it is on all of them, like those of a collective operation. Between the two times, counted from the start, the
- * tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the host, then
- * waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The driver divides
- * the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
+ * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices, and its kernels
+ * run only while it is on all of them, like those of a collective operation. Between the two times, counted from the
+ * start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the
+ * host, then waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The
+ * driver divides the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
  * each tenant and 20 s: steps a second, percent of the device, percent of the time that the tenant is charged, percent
  * of its time with work in which it is off the device, number of orders.
  */
