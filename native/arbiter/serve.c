@@ -160,11 +160,12 @@ static int lease_open(int folder_fd, struct lease *lease)
     error = lease->unbound_fd < 0 ? -errno : 0;
     if (error == 0) {
         untrusted_listen(lease->unbound_fd);
+        untrusted_hold(lease->unbound_fd, UINT64_MAX); /* before a tenant can connect */
         error = bind_aside(lease, folder_fd);
     }
     if (error != 0) {
         if (lease->unbound_fd >= 0)
-            close(lease->unbound_fd);
+            untrusted_close(lease->unbound_fd);
         lease_close_files(lease);
     }
     return error;

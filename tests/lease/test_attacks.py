@@ -132,7 +132,7 @@ def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end
     assert node.arbiter is not None
     refuses = kernel_refuses_descriptors() and not node.before
     with ExitStack() as stack:
-        sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 3))
+        sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 4))
 
         def attack(lease: Path) -> None:
             line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -149,11 +149,12 @@ def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end
         node.client.remove("a1")
         other = node.lease("a2")
         assert registers(other)
-        node.arbiter.send_signal(signal.SIGSTOP)
-        attack(other)
-        node.kill_arbiter()
-        node.start_arbiter()
-        assert registers(other)
+        for attacked in (other, node.lease("a3")):  # "a3" has accepted no connection
+            node.arbiter.send_signal(signal.SIGSTOP)
+            attack(attacked)
+            node.kill_arbiter()
+            node.start_arbiter()
+            assert registers(attacked)
 
 
 def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
