@@ -151,7 +151,7 @@ class Daemon:
             )
             keeper = self._assemble(ledger, policy)
             if self.inventory.error is not None:
-                log.warning(LogEvent.NO_DEVICES, why=str(self.inventory.error))
+                log.warning(LogEvent.DEVICES_UNREADABLE_AT_START, why=str(self.inventory.error))
             if self.inventory.node.simulated:
                 log.warning(LogEvent.NODE_IS_SIMULATED, driver=self.inventory.node.driver_version)
             self.keeper = keeper

@@ -105,7 +105,9 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Reads the settings. Raises VgpuError(BAD_SETTING), which names every invalid variable."""
+    """Reads the settings. Raises VgpuError(BAD_SETTING), which names every invalid variable except
+    VGPUD_LOG_LEVEL, which `level` checks.
+    """
     try:
         return Settings()
     except ValidationError as error:

@@ -34,8 +34,9 @@ void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);
 
 /*
- * Has the driver refused orders for the lease, and are its channels enabled on all of its devices again? The gate then
- * enforces its slices.
+ * Returns true if the arbiter has given up the engine cut for the lease (after refusals of the driver, an order that
+ * hangs, or a false table), and the orders that enable its channels again have ended on all of its devices. The gate
+ * then enforces its time slices.
  */
 bool cut_refused(const struct lease *lease);
 

@@ -24,8 +24,8 @@ bool fair_matters(const struct sched_device *device);
 void fair_refresh(struct sched_device *device, uint64_t now);
 
 /*
- * Returns the part of the device to which the entity is entitled, 0 to 1. An entity with policy `none` has a part of
- * what the others leave.
+ * Returns the part of the device to which the entity is entitled, 0 to 1. Entities with policy `none` divide what the
+ * others leave, and each has at least the weight NONE_SHARE_MIN.
  */
 double fair_share(const struct sched_entity *entity);
 

@@ -38,8 +38,8 @@ struct process {
     struct identity_image image; /* the process's program at registration */
     enum process_look due;       /* the most urgent reason for a look that is queued */
     /*
-     * the reason for the look that the next tick queues. PROCESS_LEFT: the process held its lock at the first look.
-     * PROCESS_ENDED: the process's slot could not be cleared
+     * the reason for the look that the next tick queues. PROCESS_LEFT: the process kept its slot at the first look, for
+     * example because it held the slot's lock. PROCESS_ENDED: the process's slot could not be cleared
      */
     enum process_look later;
 };

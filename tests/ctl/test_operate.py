@@ -531,7 +531,7 @@ def test_policy_test_names_the_refused_tenant_of_a_case(main: Ctl, tmp_path: Pat
 # --- completions
 
 
-def test_the_table_of_completions_is_the_table_of_verbs() -> None:
+def test_the_table_of_completions_has_every_verb() -> None:
     lines = {line.words for line in table()}
     for entry in VERBS:
         verbs = entry.verbs if isinstance(entry, Group) else ()

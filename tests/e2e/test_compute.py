@@ -20,7 +20,9 @@ SPIN += ["--seconds", str(LONG)]
 
 
 class OneSlice:
-    """True once the device has done 200 ms of work in one time slice. A slice of a hard share is 10 ms."""
+    """True once the device has done 200 ms of work in one time slice. At a hard share of 25 % a time slice is
+    shorter.
+    """
 
     def __init__(self, node: DemoNode, lease: Path) -> None:
         self._node, self._lease, self._turns, self._first = node, lease, -1, 0

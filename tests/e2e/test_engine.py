@@ -112,7 +112,7 @@ def test_a_reload_changes_the_engine_when_the_last_tenant_has_gone(cut_node: Dem
     cut_node.ctl("release", again)
 
 
-def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node: DemoNode) -> None:
+def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict_of_probes(cut_node: DemoNode) -> None:
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
     files = EngineFiles(cut_node.run_dir)

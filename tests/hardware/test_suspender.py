@@ -64,7 +64,7 @@ def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_session_is_over_before_its_program_has_ended(
+def test_a_session_ends_without_waiting_for_the_end_of_its_vgpu_suspend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end takes 0.1 s on a card; the program is still waited for."""

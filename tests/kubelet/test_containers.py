@@ -250,7 +250,7 @@ def test_a_pod_that_a_restarted_kubelet_listed_is_released_when_it_is_listed_no_
     run(story())
 
 
-def test_a_pod_listed_once_under_a_kubelet_that_has_just_started_is_released_at_its_end(short: Path) -> None:
+def test_a_pod_that_a_newly_started_kubelet_lists_only_once_is_released_at_its_end(short: Path) -> None:
     """The only list that has the pod is the one by which vgpud learns the name of the allocation's pod."""
 
     async def story() -> None:

@@ -310,7 +310,7 @@ class Burst:
     COUNT = 60
 
     def __init__(self, node: Node, number: int, stack: ExitStack) -> None:
-        """Makes two leases. `stack` closes them at the end of the round."""
+        """Makes two leases with many locks. `stack` closes their files at the end of the round."""
         self.leases = [node.lease(f"attacker-{number}-{one}") for one in range(2)]
         self.stack = stack
         self.usages = [os.open(lease / layout.USAGE_FILE, os.O_RDWR) for lease in self.leases]

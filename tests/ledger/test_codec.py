@@ -150,7 +150,7 @@ def test_a_model_that_cannot_be_written_is_refused_at_once() -> None:
         shape_of(Odd)
 
 
-def test_the_digest_covers_the_request_and_not_its_caller() -> None:
+def test_the_digest_covers_the_request_and_its_owner_but_not_its_lifetime() -> None:
     def digest(asked: Request) -> str:
         return encode_allocation(replace(allocation(1), request=asked)).request_digest
 

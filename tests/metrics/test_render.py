@@ -144,7 +144,7 @@ def test_each_mark_of_an_allocation_is_a_sample_and_an_unknown_driver_is_one(tex
     assert told["vgpud_allocations_stopped_total"] == [({}, 1)]
 
 
-def test_a_pause_that_the_driver_refuses_counts_as_active() -> None:
+def test_an_allocation_whose_pause_the_driver_refuses_counts_as_active() -> None:
     renderer, seen = Renderer(), observation()
     paused = replace(seen.allocations[0], paused=True)
     seen = replace(seen, allocations=(paused, *seen.allocations[1:]))

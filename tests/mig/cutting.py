@@ -209,7 +209,7 @@ class Card:
         self.scissors.point()
 
     def place(self, keys: Iterable[SlotKey]) -> None:
-        """Puts whole instances on the device, without points for a cut."""
+        """Puts whole instances on the device. No point of `scissors` is passed, so the daemon is not cut."""
         self.mode = True
         for key in keys:
             self.made += 1
@@ -217,7 +217,7 @@ class Card:
             self._add(self.made, whole_of(key))
 
     def place_parts(self, key: SlotKey, parts: Iterable[SlotKey]) -> None:
-        """Puts a divided GPU instance on the device, without points for a cut."""
+        """Puts a divided GPU instance on the device. No point of `scissors` is passed, as in `place`."""
         self.mode = True
         self.made += 1
         self.instances[self.made] = GpuInstance(self.made, *key, (), profile_of(key).slice_count)

@@ -237,8 +237,9 @@ CONNECT = (
 
 
 def connects(uid: int, path: Path) -> bool:
-    """Returns whether a process of user `uid` can connect. The process runs without the capabilities with
-    which the tests read this source tree.
+    """Returns whether a process of user `uid` can connect to the MPS daemon. It runs the system's Python,
+    because a process of a user other than root lacks the capabilities with which the tests read this source
+    tree.
     """
     words = [shutil.which("setpriv") or "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     done = subprocess.run(

@@ -111,8 +111,8 @@ def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
 
 
 def test_the_tenants_resumed_last_are_suspended_if_not_all_residents_fit() -> None:
-    """More tenants are resident than fit. The last resumed one is suspended: its turn has not begun, and it
-    has not worked yet.
+    """More tenants are resident than fit. Of those that take turns, the one that was resumed last is
+    suspended.
     """
     crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
     assert told(decide(2, crowd, CARD)) == ["suspend b"]

@@ -62,7 +62,7 @@ def test_queued_changes_of_a_user_get_half_of_the_time_while_other_users_make_ch
     clock.run(main())
 
 
-def test_a_users_changes_pause_only_while_they_queue_and_other_users_make_changes() -> None:
+def test_changes_pause_only_if_their_user_queues_several_while_another_user_makes_changes() -> None:
     async def main() -> None:
         changes = Changes()
         await changes.queue(7, 5)

@@ -208,7 +208,7 @@ class Nvml:
             return
         self._told.add(key)
         if refusal.status in _EXPECTED:
-            log.debug(LogEvent.NVML_CALL_UNSUPPORTED, function=refusal.function, status=refusal.status)
+            log.debug(LogEvent.NVML_CALL_FAILED_AS_EXPECTED, function=refusal.function, status=refusal.status)
         else:
             log.warning(
                 LogEvent.NVML_CALL_FAILED,

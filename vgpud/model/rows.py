@@ -1,4 +1,4 @@
-"""Tables of the ledger with small durable state. A row of a table is a tuple of texts."""
+"""Tables of the ledger for small state that survives a restart. A row of a table is a tuple of texts."""
 
 from collections.abc import Iterator
 from typing import Protocol

@@ -21,7 +21,7 @@ class _Read(NamedTuple):
 
 class LeaseMeters:
     """The meters of the leases in one folder. The last reading of each lease is cached until the lease
-    changes.
+    changes. A full cache is emptied.
     """
 
     def __init__(self, leases: Path) -> None:

@@ -142,7 +142,8 @@ class Preload:
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
         self._writers = Writers(self._leases)
-        # allocations whose memory may wait on its device while the driver moves the rest
+        # allocations in a direct move: libvgpu parks their memory on its device while the driver moves the
+        # rest
         self.parking: set[str] = set()
         self._libraries = Libraries()
         self._starting = asyncio.Lock()
@@ -515,7 +516,7 @@ class Preload:
         # Listings ask one after the other, so that all of them wait for one missing answer only.
         async with self._listing:
             if self._is_silent:
-                raise VgpuError(ErrorCode.HELPER_TIMEOUT, self.trouble(), "try again when it runs")
+                raise VgpuError(ErrorCode.HELPER_TIMEOUT, self.trouble(), "try again when it answers")
             return await self._registered(allocation.id, is_patient=False)
 
     async def _registered(self, allocation_id: str, is_patient: bool) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ class AllocationReleaser:
         try:
             await self._begin(allocation_id)
         except VgpuError as error:
-            log.warning(LogEvent.UNDO_FAILED_WILL_RETRY, allocation=allocation_id, why=str(error))
+            log.warning(LogEvent.ALLOCATION_UNDO_FAILED_WILL_RETRY, allocation=allocation_id, why=str(error))
             self.later(allocation_id, "its allocation failed half-way")
 
     def _begin(self, allocation_id: str) -> asyncio.Task[None]:

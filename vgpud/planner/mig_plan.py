@@ -81,8 +81,9 @@ class DevicePlan:
 
 
 def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]) -> DevicePlan:
-    """The plan from the existing instances to `words`. Raises VgpuError: UNSUPPORTED, BAD_REQUEST,
-    IMPOSSIBLE."""
+    """The plan that turns the device's existing instances into the layout that `words` name. Raises
+    VgpuError: UNSUPPORTED, BAD_REQUEST, IMPOSSIBLE.
+    """
     if not device.mig.capable or not device.mig.profiles:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,

@@ -69,7 +69,7 @@ class Running:
         try:
             answer = await task
         except VgpuError as error:
-            log.info(LogEvent.DISCONNECTED_CALL_FAILED, call=name, why=str(error))
+            log.info(LogEvent.CALL_OF_DISCONNECTED_CALLER_FAILED, call=name, why=str(error))
             return
         except Exception:
             log.exception(LogEvent.BUG_IN_DISCONNECTED_CALL, call=name)

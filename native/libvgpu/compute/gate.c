@@ -39,7 +39,7 @@ static struct {
     enum state state; /* waiting threads read it without holding the lock */
     bool linked;
     bool gated;  /* the process has no channels of its own, so the engine cut is impossible */
-    bool held;   /* the process holds a slice until none of its work is left on the device */
+    bool held;   /* the process has a slice: from the grant until none of its work is left on the device */
     bool wanted; /* WANT was sent, or DONE with MORE */
     bool fresh;  /* there was no launch in this slice yet */
     struct vgpu_turn turn;

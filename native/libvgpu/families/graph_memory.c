@@ -311,7 +311,7 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
     vgpu_graph_forget(*exec); /* forgets an executable graph that ended with its context and had the same handle */
     struct vgpu_graph_need *need = malloc(sizeof(*need));
     if (need == NULL)
-        return result; /* the graph's memory cannot be claimed before a launch, and is counted after each launch */
+        return result; /* launches claim no memory for this graph; the next measurement counts it (driver_overhead.h) */
     *need = need_of(graph);
     struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
     if (devices_of(need) == 0 || !vgpu_table_put(&entry)) {

@@ -2,8 +2,8 @@
  * source.h: memory that the driver holds for this process and reports by a call, such as pools and graphs. Each kind of
  * such memory has a source, which is asked before the ledger is compared with NVML.
  *
- * Any thread may call a source's functions, several at the same time: a source has its own lock. The functions call the
- * driver.
+ * Any thread may call a source's functions, several at the same time: a source has its own lock. `settle` and
+ * `give_back` call the driver.
  */
 #ifndef VGPU_SOURCE_H
 #define VGPU_SOURCE_H

@@ -10,9 +10,9 @@
 #include "lease.h"
 
 /*
- * Counts the functions of the loaded driver that hooks.toml does not name. Writes their number, and the name that is
- * first in the alphabet, to the `usage` page for vgpud. A call of such a function may bypass the limits. The count
- * takes some 100 us, at cuInit.
+ * Counts the functions of the loaded driver's API (cu...) that hooks.toml does not name. Writes their number, and the
+ * name that is first in the alphabet, to the `usage` page for vgpud. A call of such a function may bypass the limits.
+ * The count takes some 100 us, at cuInit.
  */
 void vgpu_unknown_tell(struct vgpu_usage *usage);
 

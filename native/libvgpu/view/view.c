@@ -70,7 +70,10 @@ static struct slice slice_of(unsigned device, struct slice card)
     return slice;
 }
 
-/* Returns the index of the current context's device, or VGPU_NOT_IN_LEASE if the driver's own figures apply. */
+/*
+ * Returns the index of the current context's device, or VGPU_NOT_IN_LEASE if a query is answered with the driver's own
+ * figures.
+ */
 static int limited_current(void)
 {
     CUdevice device;

@@ -181,8 +181,8 @@ static void skip_rotations(const struct sim_device *d, struct sim_engine *e, str
 }
 
 /*
- * Returns the time until which the holder runs: the end of its slice if other queues wait, and no later than the time
- * at which one of its queues runs out of work.
+ * Returns the time until which the holder has run: `now`, or an earlier end of its slice if other queues wait, or an
+ * earlier time at which one of its queues runs out of work.
  */
 static uint64_t run_end(const struct sim_engine *e, const struct ring *r, uint64_t now)
 {

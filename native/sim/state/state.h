@@ -303,8 +303,8 @@ struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* entry of a
 bool sim_proc_holds(const struct sim_proc *p);
 
 /*
- * memory.c: gives memory to this process, whose use it is. Returns false if the device, or the limit of a control
- * group, has no room for it. The caller holds sim_lock.
+ * memory.c: adds bytes to a use that belongs to this process. Returns false if the device, or the limit of a control
+ * group, has no room for them; managed memory always has room. The caller holds sim_lock.
  */
 bool sim_use_take(struct sim_state *s, struct sim_use *u, enum sim_kind kind, uint64_t bytes);
 

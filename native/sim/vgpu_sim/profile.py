@@ -184,7 +184,8 @@ def load(name: str, directories: list[Path]) -> dict[str, Any]:
     """Reads a profile. A profile with the single key `same_as` is another name of the profile that the key
     names.
 
-    Raises ProfileError if the profile is missing or is not TOML.
+    Raises ProfileError if the profile is missing, cannot be read or is not TOML, and UnicodeDecodeError if it
+    is not UTF-8.
     """
     path = find(name, directories)
     try:

@@ -26,7 +26,7 @@ struct state { /* counters that the tests read as unsigned 64-bit words */
     uint64_t now[DEVICES];
     uint64_t most[DEVICES];
     uint64_t calls;
-    uint64_t uncounted; /* on devices[0]: the most bytes that one process held beyond the charge in its slot */
+    uint64_t uncounted; /* on devices[0]: the most bytes that one process held in excess of what its slot counted */
 };
 
 struct record {

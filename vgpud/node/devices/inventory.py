@@ -104,8 +104,8 @@ class Inventory:
         except VgpuError as error:
             self._error = error
         finally:
-            # This is not done in a callback of the task: a caller that comes between the task's end and the
-            # callback would take the ended snapshot for a new one.
+            # `_running` is cleared here and not in a callback of the task: a caller that comes between the
+            # task's end and the callback would take the ended snapshot for a new one.
             self._running = None
         self._taken = clock.now()
 

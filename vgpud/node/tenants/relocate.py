@@ -319,5 +319,5 @@ def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
         ErrorCode.NO_CAPACITY,
         f"{MOVES_MAX} moves are not enough to make room for {size}: the node has "
         f"{counted(slices, 'slice')} in mode preload",
-        "see 'vgpuctl ls': slices of pods and slices that are swapped out are not moved",
+        "see 'vgpuctl ls': slices of pods are not moved, suspended tenants only to make a whole device free",
     )

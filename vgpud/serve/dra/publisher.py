@@ -53,8 +53,8 @@ class Publisher:
         self._cluster = None
 
     async def publish(self, build: Build) -> bool:
-        """Makes the node's slices in the cluster equal to those that `build` returns. Returns True if
-        anything was changed.
+        """Makes the node's slices in the cluster equal to those that `build` returns. If the server drops
+        features, `build` is called again without them. Returns True if the last such pass changed anything.
 
         Raises VgpuError, also if another writer changed the slices at the same time; the next call then
         continues.

@@ -68,8 +68,8 @@ class Share:
 def resources_of(
     settings: KubeletSettings, devices: Iterable[Device], profiles: Callable[[Device], Collection[str]]
 ) -> tuple[Resource, ...]:
-    """The resources of the policy. A rule of kind mig gives one resource for each profile that the policy
-    names, or else that the cards have.
+    """The resources of the policy. A rule of kind mig gives one resource for each profile that it names. If
+    it names none, it gives one for each GPU instance profile of the cards that it matches.
     """
     cards = tuple(devices)
     found: dict[str, Resource] = {}
