@@ -41,7 +41,8 @@ int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
 uint64_t lease_close_files(struct lease *lease); /* closes the lease's files; returns how long that took, see aside.h */
 
 /*
- * Opens `usage` with O_PATH, so that close(2) does not walk the file's locks. Returns as lease_open_to_read.
+ * Opens `usage` with O_PATH, so that close(2) does not walk the file's locks. Returns a descriptor, or a negative
+ * number.
  */
 int lease_open_path(const struct lease *lease);
 

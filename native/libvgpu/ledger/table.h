@@ -70,7 +70,4 @@ void vgpu_table_purge(bool (*match)(const struct vgpu_entry *entry, void *argume
 /* Returns the number of entries of all kinds. */
 uint64_t vgpu_table_count(void);
 
-/* In a forked child: forgets everything. The parent's arrays stay allocated, because a lock may be held. */
-void vgpu_table_reset(void);
-
 #endif
