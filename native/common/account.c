@@ -4,9 +4,9 @@
 #include "pause.h"
 
 /*
- * Number of checks of an undecided request before it is refused: first for some 4 to 8 ms with short pauses, and then
- * for a quarter of a second. A reason: a process that moves bytes from its claim to its use counts them twice for a
- * moment, and may lose its processor in that moment.
+ * LOOKS_MAX: how often a request that only other requests' claims prevent is checked before it is refused. The first
+ * LOOKS_SOON checks take 4 to 8 ms in all, the others a quarter of a second. They are needed for a process that moves
+ * bytes from its claim to its use: it counts them twice for a moment, and may lose its processor in that moment.
  */
 #define LOOKS_SOON 64
 #define LOOKS_MAX (LOOKS_SOON + 50)
@@ -24,8 +24,8 @@ static void add(uint64_t *word, uint64_t bytes)
 }
 
 /*
- * Subtracts, but not below zero. The tenant can write the page, and a wrapped counter would make every further request
- * fail.
+ * Subtracts bytes from a counter, but not below zero. The tenant can write the counters, and a counter that wrapped
+ * around would make every further request fail.
  */
 static void subtract(uint64_t *word, uint64_t bytes)
 {
@@ -55,7 +55,7 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
 
 /*
  * Sums the words of all slots. The words of a slot are read in the order in which bytes move between them (claim, use,
- * context), so that moving bytes may be counted twice but are never missed.
+ * context), so that moving bytes may be counted twice but are not missed.
  */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
@@ -69,7 +69,7 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
     }
 }
 
-/* Each request computes this sum, so it is one loop with one total, unlike `sums`. */
+/* The sum of `sums`, in one total, because each request computes it. */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
     uint32_t high = vgpu_account_slots(usage);
@@ -104,7 +104,7 @@ static void note_peak(struct vgpu_slot_device *device)
  */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit) /* the check against the limit also keeps the word itself from overflowing */
+    if (bytes > limit) /* `limit` is at most INT64_MAX, so the claim does not overflow either */
         return false;
     uint64_t *claim = &mine(account, device)->claim_bytes;
     add(claim, bytes);
@@ -115,9 +115,9 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
 }
 
 /*
- * Repeats a request that only claims prevent, at most LOOKS_MAX times. Returns false as soon as settled bytes prevent
- * it. The waiting time depends on the slot's number (modulo 8), so two processes seldom look again at the same time. So
- * of several requests that would fit alone, the first to look again is granted.
+ * Repeats a request that only claims prevent, at most LOOKS_MAX times. Returns true if it is granted, and false as soon
+ * as settled bytes prevent it. The first pauses depend on the slot's number (modulo 8), so that two processes seldom
+ * try at the same time. Of several requests that would fit alone, the first to try again is granted.
  */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {

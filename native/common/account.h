@@ -14,8 +14,8 @@
  * consistent. Of any set of granted reservations, the one whose addition came last saw all the others in its sum, and
  * that sum was within the limit.
  *
- * A request that does not fit beside settled bytes is refused at once. If only claims prevent it (they may be taken
- * back soon), it sleeps and looks again, a bounded number of times.
+ * A request that does not fit beside settled bytes is refused at once. If only claims of other requests prevent it, it
+ * is tried again after pauses, a bounded number of times, because a claim may soon be taken back.
  *
  * Any thread of the process may call these functions. Preconditions: `device` is below VGPU_MAX_DEVICES and the slot
  * belongs to this process. Sizes are bytes. Other processes may write anything into the page, so a result is used only
@@ -30,7 +30,10 @@
 
 #include "lease.h"
 
-/* The account of one process: its slot in the lease's `usage`. `slow` is held by the one thread that waits for room. */
+/*
+ * The account of one process: its slot in the lease's `usage`. `slow`: held by the thread that repeats a request, so
+ * that one thread at a time does.
+ */
 struct vgpu_account {
     struct vgpu_usage *usage;
     uint32_t slot;
@@ -46,22 +49,24 @@ uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device);
 /* Returns the bytes used on a device by all slots, without claims. */
 uint64_t vgpu_account_settled(const struct vgpu_usage *usage, unsigned device);
 
-/* Claims `bytes` on a device if the sum then stays within `limit` bytes. Returns true if they were claimed. */
+/*
+ * Claims `bytes` on a device if the sum then stays within `limit` bytes. Returns true if they were claimed. May sleep.
+ */
 bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit);
 
 /* Ends a claim of `reserved` bytes. `kept` of these bytes stay counted as used. */
 void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept);
 
-/* Adds bytes that the driver already holds, even beyond the limit. */
+/* Counts bytes as used that the driver has allocated already, even beyond the limit. */
 void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Subtracts used bytes; never goes below zero. */
+/* Subtracts bytes from those that count as used, but not below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* Counts used bytes as the driver's own memory: they belong to no allocation any more, but the driver may keep them. */
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Sets the driver's own memory in this process: contexts, modules, local memory, streams. */
+/* Sets the number of bytes of the driver's own memory in this process: contexts, modules, local memory, streams. */
 void vgpu_account_set_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* Counts a refused request: _refused if it exceeds the limit, _card_full if the driver refused it within the limit. */

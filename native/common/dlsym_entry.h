@@ -1,9 +1,9 @@
 /*
- * dlsym_entry.h: a dlsym that forwards most lookups as if it were not there.
+ * dlsym_entry.h: the entry of a dlsym that replaces the C library's, and forwards most lookups to it.
  *
  * VGPU_DLSYM_ENTRY(route) defines the exported dlsym. It calls route(handle, name, caller). Then it returns the value,
  * or *jumps* to the function that route returned, with the caller's arguments and return address in place: RTLD_NEXT
- * and dlerror then work as without libvgpu. Such a jump cannot be written in C.
+ * and dlerror then work as if the caller had called that function. Such a jump cannot be written in C.
  */
 #ifndef VGPU_DLSYM_ENTRY_H
 #define VGPU_DLSYM_ENTRY_H

@@ -48,8 +48,8 @@ VGPU_OLD(__fxstat);
 VGPU_OLD(__lxstat);
 
 /*
- * C libraries before 2.33 export no fstat and lstat. Their headers call these two functions with a version of struct
- * stat.
+ * C libraries before 2.33 export no fstat and lstat. Their headers call __fxstat and __lxstat instead, with a version
+ * number of struct stat.
  */
 int __fxstat(int version, int fd, struct stat *about);
 int __lxstat(int version, const char *path, struct stat *about);

@@ -11,8 +11,8 @@
 #include <stdio.h>
 
 /*
- * If the condition is false, writes it to standard error and ends the process by SIGILL, with its stack intact. Any
- * thread may use it.
+ * If the condition is false, writes it to standard error and ends the process by a trap (SIGILL on x86-64), with its
+ * stack intact. Any thread may use it.
  */
 #define VGPU_ASSERT(condition)                                                                      \
     do {                                                                                            \

@@ -43,9 +43,9 @@
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
 /*
- * In a container the folder is mounted read-only, and the usage file is mounted for writing here. A mount below the
- * folder's would fail in a user namespace: the runtime opens the parent of each mount, and the container's root may not
- * list the folder.
+ * In a container the lease's folder is mounted read-only, and the `usage` file is mounted writable at this path. A
+ * mount below the folder's would fail in a user namespace: the runtime opens the parent of each mount, and the
+ * container's root may not list the folder.
  */
 #define VGPU_USAGE_MOUNT "/run/vgpu/usage"
 #define VGPU_MOVED_FILE "moved" /* file that vgpud writes after a move (relocated.h) */
@@ -54,7 +54,7 @@
 /* What happens at the limit of the compute share. The values are part of the ABI. */
 enum vgpu_share_policy {
     VGPU_SHARE_NONE = 0,            /* no compute limit */
-    VGPU_SHARE_HARD = 1,            /* the tenant never gets more than its share, even alone */
+    VGPU_SHARE_HARD = 1,            /* the tenant gets no more than its share, even alone */
     VGPU_SHARE_WORK_CONSERVING = 2, /* the tenant may use idle time of others */
 };
 
@@ -82,7 +82,7 @@ enum vgpu_lease_memory {
     VGPU_MEMORY_SOON = 3,
 };
 
-/* What follows an eviction. */
+/* What the driver does with a process after libvgpu has evicted its memory. */
 enum vgpu_lease_saves {
     VGPU_SAVES_NOTHING = 0,
     VGPU_SAVES_REST = 1, /* the driver saves the process next (a checkpoint), so libvgpu unlocks its host buffers */
@@ -160,7 +160,7 @@ struct vgpu_slot_device {
 #define VGPU_PARKED_MAX 4096u         /* maximum of blocks of a process */
 #define VGPU_PARKED_ASKED UINT32_MAX
 struct vgpu_parked_block {
-    int32_t from; /* descriptors of the process */
+    int32_t from; /* descriptors of the process: the block on the old device, and its pair on the new device */
     int32_t to;
     uint64_t bytes;
 };
@@ -188,8 +188,9 @@ enum vgpu_swap_phase {
  */
 #define VGPU_PREPARE_STEP_BYTES (256 << 20)
 /*
- * If the buffer lacks less than a step, and at most 1/VGPU_PREPARED_PART of its needed size, the eviction itself makes
- * the rest. Memory that grows little by little would otherwise use up the segments of the buffer.
+ * If the host buffer lacks less than a step, and at most 1/VGPU_PREPARED_PART of its needed size, it does not grow
+ * ahead: the eviction itself makes the rest. Memory that grows little by little would otherwise use up the segments of
+ * the buffer.
  */
 #define VGPU_PREPARED_PART 16
 
@@ -212,7 +213,7 @@ struct vgpu_slot {
     /* `calls`, `looks`, `busy` and `quiet` are brought up to date when the arbiter sends LOOK. */
     /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
     uint64_t calls;
-    uint32_t looks; /* number of times that these words were written */
+    uint32_t looks; /* number of times that the process has written these words */
     uint32_t busy;  /* 1: the process's work on the devices has not finished */
     /*
      * 1: the lease is suspended, and the process has no work on the device. libvgpu then calls the driver only to move
@@ -234,9 +235,13 @@ struct vgpu_slot {
 
 /* Compute time of the whole lease on one device, in nanoseconds. Only the arbiter writes it. */
 struct vgpu_compute {
-    uint64_t granted_ns; /* sum of the lengths of the tenant's time slices */
-    uint64_t used_ns;    /* time from each grant until the devices were given back */
-    uint64_t waited_ns;  /* time in which the tenant wanted the device and did not have it */
+    uint64_t granted_ns; /* sum of the lengths of the tenant's time slices, whether it used them or not */
+    /*
+     * device time that was charged to the tenant: the time of its slices, less idle time in them, and its part of the
+     * time that it shared with others
+     */
+    uint64_t used_ns;
+    uint64_t waited_ns;  /* time for which the tenant waited for time slices on the device */
     uint64_t overrun_ns; /* time in which the tenant held the device after the end of a slice */
     uint64_t turns;
     /*
@@ -252,7 +257,7 @@ struct vgpu_usage {
     uint32_t version;
     uint32_t slot_high;                     /* slots from this index on have never been used */
     uint32_t context_mib[VGPU_MAX_DEVICES]; /* memory of a context at the last measurement, in MiB; 0: not measured */
-    /* number of functions that the process's driver exports and libvgpu does not know */
+    /* number of functions (cu...) that the loaded driver exports and libvgpu does not know */
     uint32_t unknown_calls;
     char unknown_call[VGPU_CALL_BYTES];                /* the name of one unknown function, NUL-terminated */
     struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of ended processes; only the arbiter writes them */
@@ -282,7 +287,8 @@ struct vgpu_channel_table {
     uint32_t lost; /* 1: some groups are not in this table */
     /* devices of the lease, as bits, on which the arbiter has disabled or is disabling the table's channels */
     uint32_t off;
-    uint32_t samples; /* milliseconds on the device for which the process has sampled its own work */
+    /* number of milliseconds on the device for which the process has sampled whether its work was unfinished */
+    uint32_t samples;
     /*
      * how many of the `samples` milliseconds had unfinished work. It is the process's claim, and only
      * decides whether other tenants run beside it
@@ -312,7 +318,7 @@ enum vgpu_message_kind {
     VGPU_MSG_DONE = 5,
     VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run now */
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: stop launching, and send DONE when no work is left */
-    VGPU_MSG_ENDING = 8, /* sent by older versions of libvgpu, and ignored; they used 9 too */
+    VGPU_MSG_ENDING = 8, /* older versions of libvgpu send it, and it is ignored; they used number 9 too */
     /*
      * arbiter -> tenant: read the lease's state, and write your slot's words; vgpud -> arbiter: send this to all
      * processes of the lease
@@ -333,7 +339,7 @@ enum vgpu_message_kind {
     VGPU_MSG_PROCESSES = 21,
 };
 
-#define VGPU_NO_SLOT 0xffffffffu /* stands for the slot of a process that has none */
+#define VGPU_NO_SLOT 0xffffffffu /* the value of a slot number that names no slot */
 
 /*
  * Flags of a time slice (struct vgpu_turn). A slice has lengths and not points in time (except sent_ns), because the
@@ -352,8 +358,8 @@ enum vgpu_turn_flags {
 struct vgpu_turn {
     uint64_t number;
     /*
-     * In GRANT: length of the slice from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. In DONE: how long none of
-     * the tenant's work ran
+     * In GRANT: length of the slice from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. In DONE: for how long none
+     * of the process's work has run
      */
     uint64_t length_ns;
     uint64_t window_ns; /* maximum of device time that may be in flight */

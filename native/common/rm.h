@@ -45,8 +45,8 @@ enum rm_status {
 };
 
 /*
- * RM_ESCAPE_ALLOC. It has two lengths, which the size in the ioctl request distinguishes. For a new client, `client` is
- * its own handle.
+ * Argument of RM_ESCAPE_ALLOC, which makes an object. The structure has two lengths (below: rm_alloc_short), which the
+ * size in the ioctl request distinguishes. For a new client, `client` is its own handle.
  */
 struct rm_alloc {
     uint32_t client;

@@ -34,8 +34,8 @@ static int set_lock(int fd, uint32_t slot, short type)
 }
 
 /*
- * Clears a slot. The owner word is written last, both when a slot is given up and when it is taken, so that its content
- * is never read under a wrong owner. Other processes only sum these words.
+ * Clears the words of a slot for each device, and then its owner word, so that a slot that is free has no counters of
+ * its former owner.
  */
 static void clear(struct vgpu_slot *slot)
 {
@@ -74,8 +74,8 @@ static void take(struct vgpu_usage *usage, uint32_t index)
 }
 
 /*
- * Is the slot's process still dying, although no process holds the slot's lock? If the pid was recorded in another pid
- * namespace, it names no process here, or at worst another process that is dying too.
+ * Is the slot's process still dying, although no process holds the slot's lock? A pid that was recorded in another pid
+ * namespace may name another process here. If that process is dying, the slot is cleared later.
  */
 static bool still_there(const struct vgpu_slot *slot)
 {

@@ -1,7 +1,7 @@
 /*
  * slot.h: claims and clears slots of `usage` from inside a tenant process (see lease.h).
  *
- * Precondition: only one thread calls at a time. POSIX locks belong to the process: `fd` must be a descriptor that
+ * Precondition: only one thread calls at a time. `fd` is a descriptor of the `usage` file, open for writing, which
  * fcntl(2) can lock.
  */
 #ifndef VGPU_SLOT_H
@@ -29,9 +29,9 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64
 bool vgpu_slot_others(const struct vgpu_usage *usage, uint32_t own);
 
 /*
- * Clears the slots of dead processes, except `own`, and except those of dying processes (dying.h). Usually the arbiter
- * clears the slots of registered processes. With `registered` they are cleared here too, because there is no arbiter.
- * Returns how many slots were cleared.
+ * Clears the slots whose lock no process holds, except `own` and those of dying processes (dying.h). Usually the
+ * arbiter clears the slots of registered processes. With `registered` this function clears them too: there is no
+ * arbiter then. Returns how many slots were cleared.
  */
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
