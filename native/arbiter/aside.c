@@ -16,7 +16,7 @@
 #define SLEEPS 2       /* number of consecutive checks that must find a thread asleep before it is abandoned */
 #define NS_PER_S 1000000000
 
-/* A call that runs on another thread. The caller or that thread frees it, whichever finishes later. */
+/* A call that runs on another thread. The waiting caller or that thread frees this record, whichever finishes later. */
 struct call {
     pthread_mutex_t lock;
     pthread_cond_t news;
@@ -118,8 +118,9 @@ static void *run(void *argument)
 }
 
 /*
- * Starts the thread on the processor of the event loop, which then sleeps. On another processor the thread could wait
- * for a process that the kernel does not preempt while it ends (measured: 4 ms and more).
+ * Starts the call's thread on the processor of the event loop, which then waits; if that fails, on any processor. On
+ * another processor the thread could wait for a process that the kernel does not preempt while it ends (measured: 4 ms
+ * and more).
  */
 static bool start(struct call *call, pthread_t *thread)
 {

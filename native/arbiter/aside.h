@@ -1,10 +1,11 @@
 /*
  * aside.h: runs work whose duration a tenant controls on another thread. A tenant can set any number of locks on a
  * file, and fcntl(2) and close(2) walk the list of all of them. A read of /proc/PID may wait for the end of the
- * process's exec, which a file system of the tenant (FUSE) can delay. The caller waits until the thread has used
- * ASIDE_MAX_NS of processor time, or sleeps; time in which the thread waits for a processor does not count. The thread
- * begins on the caller's processor, so that the caller seldom waits for another process. A thread that does not end is
- * abandoned, and ends when its work ends. At most ASIDE_ALONE_MAX threads may be abandoned for one tenant.
+ * process's exec, which a file system of the tenant (FUSE) can delay. The caller waits until the work is done, the
+ * thread has used ASIDE_MAX_NS of processor time, or the thread sleeps; time in which the thread waits for a processor
+ * does not count. The thread begins on the caller's processor, so that the caller seldom waits for another process. A
+ * thread that does not end is abandoned, and ends when its work ends. At most ASIDE_ALONE_MAX threads may be abandoned
+ * for one tenant.
  */
 #ifndef ARBITER_ASIDE_H
 #define ARBITER_ASIDE_H

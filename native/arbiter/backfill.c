@@ -12,7 +12,10 @@
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull
-/* observed time before a verdict; a single pause counts as at most GAP_MAX_NS, so that it cannot decide the verdict */
+/*
+ * observed time, in nanoseconds, before a tenant is judged to have gaps or not; a single pause counts as at most
+ * GAP_MAX_NS, so that it cannot decide the verdict
+ */
 #define JUDGED_NS 100e6
 /* longest gap that counts: a longer idle time says nothing about the tenant's present work */
 #define GAP_MAX_NS 5000000u
@@ -42,9 +45,9 @@ static bool is_light(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Judges a tenant's load after JUDGED_NS of observation, because a moment says little. Beside other tenants, a tenant
- * that shows no gaps may still have gaps when it runs alone, so no verdict follows then. `at` is the end of the
- * observed work: the verdict on work before a long idle time does not hold for the work after it.
+ * Judges whether a tenant's work has gaps, after JUDGED_NS of observation, because a moment says little. A tenant that
+ * shows no gaps beside other tenants may still have gaps when it runs alone, so no verdict follows then. `at` is the
+ * end of the observed work: the verdict on work before a long idle time does not hold for the work after it.
  */
 static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t at)
 {
@@ -135,7 +138,10 @@ static bool within_share(const struct sched_entity *entity)
     return fair_part_beside(entity) <= fair_share(entity) * ABOUT;
 }
 
-/* Is `entity` so far ahead of `other` that it may not run beside it? Under a hard share its tokens decide instead. */
+/*
+ * Is `entity` so far ahead of `other` that it may not run beside it? A tenant that gets no more than its share there is
+ * not too far ahead. Under a hard share the tenant's tokens decide instead.
+ */
 static bool too_far_ahead(const struct sched_entity *entity, const struct sched_entity *other)
 {
     double ahead = entity->vtime_ns - other->vtime_ns;
@@ -197,8 +203,9 @@ static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
 }
 
 /*
- * May an idle tenant stay on the device? It may if no other tenant there could use more time; its next work then starts
- * at once. Under a hard share it may not, because only the tenant itself reports that it is idle.
+ * May an idle tenant stay on its devices? It may if the holders of these devices would use no more time than they get;
+ * the tenant's next work then starts at once. Under a hard share it may not, because only the tenant itself reports
+ * that it is idle.
  */
 static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
 {
@@ -228,7 +235,7 @@ static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* Reduces a backfilling tenant's debt for time that no other tenant could use. */
+/* Limits how far a backfilling tenant is ahead in virtual time, if the holder could not use the time. */
 static void forgive(struct sched_entity *guest, uint64_t now)
 {
     const struct sched_entity *holder = holder_of(guest->device);

@@ -2,9 +2,9 @@
  * backfill.h: lets tenants run in the time slices of others; the driver then divides the time among them. Two tenants
  * that fill the device have exclusive slices. If a tenant's work has gaps (its host is the limit, or requests come one
  * by one), it backfills the slices of others, others backfill its slices, and each tenant is charged for its part of
- * the time. A tenant gets no more than its share beside others: one whose part of the time is larger may not backfill
- * while its virtual time is ahead of the holder's, and under a hard share only while it has tokens. Only on devices
- * with the engine cut (sched_device.cut).
+ * the time. So that a tenant beside others gets about its share, one whose part of the time is larger than its share
+ * may not backfill while its virtual time is far ahead of the holder's, and under a hard share it may only while it has
+ * tokens. Only on devices with the engine cut (sched_device.cut).
  *
  * A tenant itself reports its gaps. A false report gains nothing: the tenant is charged for its time with shared and
  * with exclusive slices.
@@ -23,8 +23,9 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 
 /*
- * Must the holder give its slice to the next tenant? It must if the holder is ahead in virtual time and the next
- * tenant's work has gaps. A tenant whose work has gaps cannot make up later for the time that it waits.
+ * Must the holder give its slice to the next tenant? It must if the holder is far ahead in virtual time, the next
+ * tenant's work has gaps, and its priority is not lower; only with the engine cut. A tenant whose work has gaps cannot
+ * make up later for the time that it waits.
  */
 bool backfill_yields(const struct sched_entity *holder, const struct sched_entity *next, uint64_t now);
 

@@ -226,8 +226,8 @@ static void enter_foreign(struct worker *worker)
 }
 
 /*
- * Ends the worker's time inside the tenant's file. Returns false if the worker was abandoned meanwhile; it must then
- * not continue with the order.
+ * Called when the worker has returned from copying or closing the tenant's file. Returns false if the worker was
+ * abandoned meanwhile; it must then not continue with the order.
  */
 static bool leave_foreign(struct worker *worker)
 {
@@ -288,8 +288,8 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
 }
 
 /*
- * Carries out an order for one process. It makes as few calls as possible, because the duration of a call does not
- * depend on the number of channels in it. Returns false if the worker was abandoned.
+ * Carries out an order for one process. Successive groups of one file, client and subdevice share a call, because the
+ * duration of a call does not depend on the number of channels in it. Returns false if the worker was abandoned.
  */
 static bool carry_out_process(struct worker *worker, struct channels_order *order, struct channels_process *process)
 {

@@ -1,6 +1,6 @@
 /*
  * channels.h: disables and enables the channels of a tenant's processes on a device by a call of the driver (rm.h),
- * without the tenant's help. A call blocks for up to half a millisecond, so each device has a thread for such calls.
+ * without the tenant's help. A call blocks for some half a millisecond, so each device has a thread for such calls.
  *
  * The driver identifies a client by its open file, so the call is made on a copy of the process's file, made by
  * pidfd_getfd(2). The copy exists only during the call, because an open file keeps its client's memory allocated. The
@@ -12,7 +12,7 @@
  *
  * Copying a file waits for the end of the process's exec, and closing it asks its file system, which may be the
  * tenant's own (FUSE). A thread that hangs in one of these is abandoned, and the device gets another thread. Until the
- * abandoned thread returns, no more orders for that tenant are carried out.
+ * abandoned thread returns, channels_barred tells the caller to give no more orders for that tenant.
  */
 #ifndef ARBITER_CHANNELS_H
 #define ARBITER_CHANNELS_H
@@ -24,7 +24,7 @@
 #include "loop.h"
 
 #define CHANNELS_PROCESS_CALLS_MAX 64u /* maximum of calls for one process in one order; more is an error */
-/* maximum duration of an order: a call takes up to 0.5 ms, and a lease has up to 256 processes */
+/* time after which an order makes no further call: a call takes some 0.5 ms, and a lease has up to 256 processes */
 #define CHANNELS_ORDER_NS_MAX 100000000u
 #define CHANNELS_GROUPS_MAX 4096u /* maximum of channel groups that are read for one order */
 
@@ -35,7 +35,7 @@ struct channels_process {
     uint32_t slot;
     uint32_t off; /* the words `off` and `doubtful` of the process's channel table */
     uint32_t doubtful;
-    struct vgpu_channel_group *groups; /* after the order: the groups whose call did not fail */
+    struct vgpu_channel_group *groups; /* after the order: the groups without a failed call */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -84,22 +84,23 @@ bool channels_device(void);
 struct channels_thread;
 
 /*
- * Starts a thread for one device. Returns NULL if there is no memory or no thread for it. The thread never ends,
- * because devices do not disappear.
+ * Starts a thread for one device. Returns NULL if there is no memory or no thread for it. The device keeps a thread
+ * until the arbiter ends.
  */
 struct channels_thread *channels_thread_start(void);
 
 /*
- * Passes an order to the device's thread. When it is finished, `done` is called with it. The orders of a thread are
- * carried out in sequence.
+ * Passes an order to the device's thread. When the order is finished, `done` is called with it, and it is then freed.
+ * The orders of a thread are carried out in sequence.
  */
 void channels_submit(struct channels_thread *thread, struct channels_order *order);
 
 void channels_order_free(struct channels_order *order);
 
 /*
- * Abandons an order that hangs in a file or an exec of the tenant; `done` is then called with ETIMEDOUT. Returns when
- * to call this function again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX if the thread is idle.
+ * Abandons the thread's order if it hangs in a file or an exec of the tenant; `done` is then called with a copy of the
+ * order, whose error is ETIMEDOUT. Returns when to call this function again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX
+ * if the thread is idle.
  */
 uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 
@@ -109,22 +110,22 @@ bool channels_barred(uint64_t tenant);
 /*
  * Reads the channel groups of a process on device `uuid` from the table of its slot into `process`. Subtracts from
  * *budget the number of groups that were read, on all devices and in all attempts. Returns false if the process has no
- * group on the device, the table cannot be read, or it has more than *budget groups. The caller frees
+ * group on the device, the table cannot be read, it has more than *budget groups, or memory is short. The caller frees
  * `process->groups`.
  */
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process);
 
 /*
- * Returns which of the `count` devices are in the table of a slot, as bits. *groups is the number of groups in the
- * table.
+ * Returns which of the `count` devices are in the table of a slot, as bits; 0 if the table cannot be read. *groups is
+ * the number of groups in the table.
  */
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /*
  * Records in the table of a slot whether its channels on a device are disabled. Before each call for a process, an
- * order records that the channels may be disabled. After the last call it records their state. So the table is right
- * whenever the arbiter ends.
+ * order records that the channels may be disabled. If all calls have succeeded, it records their state. So whenever the
+ * arbiter ends, the table tells the next arbiter which channels may be disabled.
  */
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 

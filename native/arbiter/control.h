@@ -1,5 +1,6 @@
 /*
- * control.h: the socket on which vgpud names the leases to serve. It accepts root and the arbiter's own user.
+ * control.h: the socket on which vgpud tells the arbiter which leases to serve. Only root and the arbiter's own user
+ * may connect.
  *
  * Only the event loop's thread may call control_open.
  */

@@ -13,7 +13,10 @@
 #include "rest.h"
 
 #define KERNEL_RUNS_ON_NS 250000u /* how long a kernel still runs after the call that stops it: measured on an H100 */
-/* maximum of lost time per call: a longer call waits for the driver's lock, while the kernel runs */
+/*
+ * maximum of the time that counts as lost in a call: a longer call waits for the driver's lock, while the tenant's
+ * kernel still runs
+ */
 #define LOST_MAX_NS 1000000u
 /* least interval between two orders to disable the same entity, because its tenant can cause such orders */
 #define AGAIN_NS 5000000u
@@ -96,7 +99,10 @@ static bool says_cut(const char *uuid)
     return size >= 3 && memcmp(word, "cut", 3) == 0;
 }
 
-/* Reads the engine of a device when its first tenant comes. The engine stays until the last tenant has left. */
+/*
+ * Returns the record of a device, or NULL if memory is short. The device's engine is read when its first tenant comes,
+ * and stays until its last tenant has left.
+ */
 static struct cut_device *device_get(const char *uuid)
 {
     struct cut_device *device = devices;
@@ -216,8 +222,8 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
 }
 
 /*
- * Records the groups that an earlier arbiter process has, or may have, disabled. A process that the arbiter finds later,
- * after its first call for the entity, is adopted when it is found.
+ * Records the groups that an earlier arbiter process has, or may have, disabled. The first call for an entity reads the
+ * channel tables of all the lease's processes, a later call only those of processes that were found since.
  */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
@@ -251,8 +257,9 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
 }
 
 /*
- * Submits an order to disable or enable an entity's channels. If no process has channels to change, only records the
- * state. If a thread still hangs in an order of the tenant, the tenant is refused instead.
+ * Submits an order to disable or enable an entity's channels. If no process has channels to change, or memory is short,
+ * only records the state. If a thread still hangs in an order of the tenant, the tenant loses the engine cut
+ * (lease->refused) and gets no order.
  */
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
@@ -311,12 +318,13 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         channels_note(lease->usage_map, process->slot, order->ordinal, any_off(entity, process->slot));
     }
     if (!order->off && order->failed == 0)
-        entity->off_count = 0; /* the count includes groups that have been freed since the order */
+        entity->off_count = 0; /* the count may include groups that the process has freed */
 }
 
 /*
- * Records the size of a hand-over, and how long the device was idle in it. Some of the entity's channels run until the
- * last call of the order that disables them. The copying of a file, which the tenant can prolong, is not counted.
+ * Records how many calls a hand-over took, and how long the device was idle in it. Some of the entity's channels run
+ * until the last call of the order that disables them. The copying of a file, which the tenant can prolong, is not
+ * counted.
  */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
@@ -391,8 +399,8 @@ static bool others_have_work(const struct sched_entity *mine)
 }
 
 /*
- * Is the tenant the next holder of all devices for which it waits, and do all present holders leave? Then the tenant is
- * enabled while they are being disabled, in successive calls.
+ * Is the tenant the next holder of all devices for which it waits, and do their present holders leave? Then the
+ * tenant's channels are enabled right after the calls that disable the others.
  */
 static bool is_next(const struct sched_tenant *tenant)
 {
@@ -473,9 +481,9 @@ static uint32_t members_with_work(const struct sched_tenant *tenant)
 }
 
 /*
- * Reports the load of an entity since the last report, if its samples cover LOAD_MIN_MS; otherwise they count in the next
- * report. The counters are cumulative, and stand still while the tenant is off the device. They jump when a process
- * ends.
+ * Reports the load of an entity since the last report, if its samples cover LOAD_MIN_MS; otherwise they count in the
+ * next report. The counters are cumulative, and stand still while the tenant is off the device. No report follows if
+ * they are implausible (they jump when a process ends), or if the device has become shared or unshared meanwhile.
  */
 static void report_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
@@ -536,8 +544,8 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
         adopt(lease, ordinal);
     if (entity->state == DOUBTFUL)
         /*
-         * some channels may be disabled already, and the driver counts: they are enabled first, and the next call
-         * disables them
+         * some channels may be disabled already, and the driver counts how often: all are enabled first, and the next
+         * call of this function disables them
          */
         off = false;
     if (entity->state != (off ? OFF : ON) || (off ? entity->stale : entity->off_count > 0))
@@ -546,8 +554,8 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
 }
 
 /*
- * Ends a tenant's time slice when its channels are disabled on all of its devices that have time slices. On the others,
- * where no other tenant is, they stay enabled.
+ * Ends a tenant's time slice when its channels are disabled on all of its devices that have time slices. On devices
+ * without time slices they stay enabled.
  */
 static void settle(struct lease *lease, uint64_t now)
 {

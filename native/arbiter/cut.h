@@ -2,11 +2,11 @@
  * cut.h: the engine cut. It enforces time slices by disabling the channels of tenants (channels.h), in the middle of a
  * kernel if needed. It follows the scheduler's decisions on which tenant holds a device.
  *
- * A tenant's channels are disabled on a device with time slices while the tenant holds no slice there and either
- * another tenant has work or its own limit is hard. They stay enabled while the tenant backfills another's slice or
- * lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a positive priority stays
- * enabled while its share is not used up, so that its next launch waits only until the other tenants are disabled. A
- * paused tenant's channels are always disabled.
+ * A tenant's channels are disabled on a device with time slices while the tenant holds no slice there, or its slice has
+ * ended, and either another tenant has work or its own limit is hard. They stay enabled while the tenant backfills
+ * another's slice or lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a
+ * positive priority stays enabled while its share is not used up, so that its next launch waits only until the other
+ * tenants are disabled. A paused tenant's channels are disabled, unless the engine was given up for it.
  *
  * Only the event loop's thread may call these functions. Times are nanoseconds of CLOCK_MONOTONIC.
  */
@@ -27,8 +27,8 @@ int cut_open(int run_fd, const char *control_device, void (*changed)(void));
 
 /*
  * cut_lease_add: from now on the engine disables and enables the channels of the lease's tenant, if all of its devices
- * have the engine cut. Precondition: sched_tenant_add has added the tenant. cut_lease_remove ends this, and enables the
- * channels that are disabled.
+ * have the engine cut and memory suffices. Precondition: sched_tenant_add has added the tenant. cut_lease_remove ends
+ * this, and enables the channels that are disabled.
  */
 void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);
@@ -60,7 +60,10 @@ void cut_note_load(struct lease *lease, uint64_t now);
  */
 uint32_t cut_devices(struct lease *lease, uint32_t slot);
 
-/* Submits the orders that follow from the scheduler's decisions. Returns when to call again, at the latest. */
+/*
+ * Submits the orders that follow from the scheduler's decisions, ends the slices whose channels are off, and reads the
+ * load samples that are due. Returns the latest time of the next call.
+ */
 uint64_t cut_follow(uint64_t now);
 
 #endif

@@ -2,20 +2,20 @@
 
 /*
  * A tenant with share s in rounds of R ms deviates from its share by up to s(1-s)R in a window. Rounds are as long as
- * possible with a deviation near 6 ms, which is 2.4 points of a 250 ms window.
+ * possible with a deviation near 6 ms, which is 2.4 percentage points of a 250 ms window.
  */
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
-#define SHARED_ROUND_NS 30e6 /* length of a round for each tenant in it */
-/* length of a round for each tenant in it with the engine cut, whose hand-over takes 700 us */
+#define SHARED_ROUND_NS 30e6 /* contribution of each competing tenant to the length of a round */
+/* the same contribution with the engine cut, whose hand-over takes 700 us */
 #define CUT_ROUND_NS 50e6
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 /*
  * The hand-over of a tenant with many contexts takes milliseconds, and its contexts run unequally long meanwhile. If
- * such a tenant is alone, rounds are so long that its quantum is twenty of these hand-overs. Beside other tenants it
- * pays for the hand-overs with its own time, so that contexts made on purpose lengthen no other tenant's wait. A
- * hand-over by one call lengthens nothing.
+ * such a tenant is alone, rounds are so long (up to ROUND_LONGEST_NS) that its quantum is twenty of these hand-overs.
+ * Beside other tenants it pays for the hand-overs with its own time, so that contexts made on purpose lengthen no other
+ * tenant's wait. A hand-over by one call lengthens nothing.
  *
  * The number of calls counts and not the time that they took: calls for two devices wait for each other in the driver,
  * in either order. Rounds that become shorter cost a tenant the tokens above the new maximum.
@@ -95,7 +95,10 @@ double fair_share(const struct sched_entity *entity)
     return all > mine ? mine / all : 1;
 }
 
-/* Sets the weights of the active entities. Entities without a limit divide the rest equally. */
+/*
+ * Sets the weights of the active entities. Those without a limit divide equally what the others leave, but each has at
+ * least NONE_SHARE_MIN.
+ */
 static void weigh(struct sched_device *device, uint64_t now)
 {
     double limited = 0;
@@ -134,8 +137,9 @@ static double usual_round(const struct sched_device *device, uint64_t now)
 }
 
 /*
- * Returns the number of calls that take the entity's tenant off all its devices, if it is large enough to lengthen
- * rounds; otherwise 0. The work of a gang stands still until the last call has put it on its last device.
+ * Returns the number of calls by which rounds are lengthened: those that take the entity's tenant off all its devices
+ * if they are more than two, else those for this device if they are several, else 0. The work of a gang stands still
+ * until the last call has put it on its last device.
  */
 static uint32_t hand_over_calls(const struct sched_entity *entity)
 {
@@ -161,8 +165,8 @@ static double round_length(const struct sched_device *device, uint64_t now)
 }
 
 /*
- * Returns the length of a device's rounds, at least that of every other device of a tenant on it. A tenant gets its
- * devices together, so with a quantum of its own on each it would have the shortest on all of them.
+ * Returns the length of a device's rounds, at least that of every other device of an active tenant on it. A tenant gets
+ * its devices together, so with a quantum of its own on each it would have the shortest on all of them.
  */
 static double common_round(const struct sched_device *device, uint64_t now)
 {
@@ -180,8 +184,8 @@ double fair_quantum(const struct sched_entity *entity)
 }
 
 /*
- * Maximum of tokens that an entity may save: those of one slice, so that it is never above its share for longer than a
- * round, even when alone.
+ * Returns the maximum of tokens that an entity may save: those of one slice, so that even an entity that is alone is
+ * above its share for no longer than about a round.
  */
 static double most_tokens(const struct sched_entity *entity)
 {
@@ -247,7 +251,7 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
     double length = fair_quantum(entity);
     double ahead = fair_ahead(entity, now);
     if (ahead > entity->device->round_ns / 2)
-        return length; /* entities that are behind in virtual time cannot use the time now */
+        return length; /* the entity is far ahead, so the others cannot use the time now */
     return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 
@@ -284,7 +288,7 @@ static double streams(const struct sched_entity *entity)
     return entity->streams > 1 ? entity->streams : 1;
 }
 
-/* Returns the number of streams among which the driver divides its time. */
+/* Returns the number of streams among which the driver divides the device's time. */
 static double on_device(const struct sched_device *device)
 {
     double all = 0;

@@ -1,8 +1,8 @@
 /*
  * fair.h: the arithmetic of shares on one device: weights, lengths of time slices, tokens, virtual time.
  *
- * Only one thread may call it. `now` is in nanoseconds and never decreases. Virtual time and tokens are nanoseconds of
- * device time.
+ * Only one thread may call it. `now` is in nanoseconds and never decreases. Tokens are nanoseconds of device time.
+ * Virtual time is device time in nanoseconds, divided by the share.
  */
 #ifndef ARBITER_FAIR_H
 #define ARBITER_FAIR_H
@@ -18,8 +18,9 @@ bool fair_is_hard(const struct sched_entity *entity);
 bool fair_matters(const struct sched_device *device);
 
 /*
- * Updates a device's figures: the active entities and the length of a round. Charges the entities that are on it, and
- * adds the tokens earned since the last call. The functions below return values as of this update.
+ * Updates a device's figures: the active entities and the length of a round. If the device has time slices, charges the
+ * entities that are on it. Adds the tokens earned since the last call. The functions below return values as of this
+ * update.
  */
 void fair_refresh(struct sched_device *device, uint64_t now);
 
@@ -60,7 +61,8 @@ double fair_ahead(const struct sched_entity *entity, uint64_t now);
 
 /*
  * Returns the length of the slice that the entity gets now: its quantum, less up to half of it for earlier overuse, so
- * that the entities become even.
+ * that the entities become even. An entity that is ahead by more than half a round gets the whole quantum, because the
+ * others cannot use the time.
  */
 double fair_turn(const struct sched_entity *entity, uint64_t now);
 

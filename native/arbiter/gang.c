@@ -5,7 +5,10 @@
 #include "fair.h"
 
 #define RECENT_NS 100000000u
-/* How long a device that was granted waits for the process that wants it: ranks of one job arrive within that time. */
+/*
+ * How long a granted device may stay unused by the tenant's processes: the ranks of one job ask for it within that
+ * time.
+ */
 #define UNUSED_MAX_NS 5000000u
 /*
  * time after which a slice that does not drain counts as stuck; most drains end earlier, because at most 2 ms of work

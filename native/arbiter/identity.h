@@ -24,8 +24,9 @@ bool identity_alive(int pidfd);
 
 /*
  * Can the process with this pid belong to the lease? It can if it runs as the lease's uid, in a user namespace of that
- * uid, or in a mount namespace with the lease at its mount point (a container). Reads /proc only, never a file of the
- * process, on another thread (aside.h).
+ * uid, or in a mount namespace with the lease at its mount point (a container). For a lease that any user may write,
+ * only the mount counts. Returns false if the check does not end. Reads /proc only, never a file of the process, on
+ * another thread (aside.h).
  */
 bool identity_belongs(pid_t pid, struct lease *lease);
 

@@ -112,14 +112,17 @@ static bool listens(int fd)
 
 /*
  * Drops the bytes in the queue of a socket that is shut down, so that no more arrive, up to the first message with
- * descriptors. Returns true if there is one.
+ * descriptors. Returns true if there is such a message, or after an error.
  */
 static bool has_descriptors(int fd)
 {
     static char data[65536];
     int on = 1, type = 0;
     socklen_t type_size = sizeof(type);
-    /* room for the credentials alone: they tell an empty message from the end, and descriptors are cut off */
+    /*
+     * room for credentials only: they distinguish an empty message from the end of the stream, and descriptors are cut
+     * off (MSG_CTRUNC)
+     */
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(struct ucred))];
@@ -144,12 +147,12 @@ static bool has_descriptors(int fd)
 }
 
 /*
- * Closes the socket: at once if that cannot wait, or else on a thread. Without memory or threads it stays open until
- * the next one of its user, or the end.
+ * Closes the socket: at once if that cannot wait, or else on a thread. If memory or threads are short, the socket stays
+ * open until the next socket of its user is closed, or the keeper ends.
  */
 static void let_go(int fd, uint64_t number)
 {
-    if (!listens(fd)) { /* a listener may be another's, too */
+    if (!listens(fd)) { /* a listener is not shut down: another process may use it, too */
         shutdown(fd, SHUT_RDWR);
         if (!has_descriptors(fd)) {
             close(fd);
@@ -220,7 +223,10 @@ static bool serve_one(void)
     return true;
 }
 
-/* The holder's copies are gone, so the callers learn of its end when these are shut down. */
+/*
+ * Called when the holder has ended: its own copies are closed, and the callers see the end when the keeper shuts down
+ * the sockets.
+ */
 static void drop_all(void)
 {
     pthread_mutex_lock(&users_lock);
@@ -234,7 +240,7 @@ int keeper_run(void)
 {
     struct pollfd watched[] = {{.fd = KEEPER_LINE, .events = POLLIN}, {.fd = KEEPER_HOLDER, .events = POLLIN}};
     prctl(PR_SET_NAME, "vgpu-keeper");
-    signal(SIGTERM, SIG_IGN); /* a stop of the unit; the keeper must outlive its holder */
+    signal(SIGTERM, SIG_IGN); /* systemd sends SIGTERM when it stops the unit; the keeper must outlive its holder */
     while (watched[0].fd >= 0 || held_count > 0) {
         if (poll(watched, 2, -1) < 0 && errno != EINTR)
             return EXIT_FAILURE;

@@ -3,9 +3,9 @@
  * (SCM_RIGHTS), for vgpud (vgpud/untrusted.py) and for the arbiter (untrusted.c).
  *
  * The kernel closes descriptors that wait in a socket when the last copy of that socket is closed, also by an exit.
- * That close can wait for as long as the caller likes: for a socket that lingers, or without any end by a signal for a
- * file of the caller's own file system (FUSE). So the holder's own copy must not be the last one. The keeper holds no
- * lock and no file that another process needs, and closes sockets with descriptors on a thread of their user.
+ * That close can wait for as long as the caller likes: for a socket that lingers, or for a file of the caller's own
+ * file system (FUSE), where no signal ends the wait. So the holder's own copy must not be the last one. The keeper
+ * holds no lock and no file that another process needs, and closes sockets with descriptors on a thread of their user.
  */
 #ifndef ARBITER_KEEPER_H
 #define ARBITER_KEEPER_H
@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 /*
- * A message to the keeper. With a descriptor: hold it as `number`, for `user`. Without: the holder has shut down that
- * socket and closed its copy.
+ * A message to the keeper. With a descriptor: hold it as `number`, for `user`. Without: drop socket `number`, which the
+ * holder has shut down and closed.
  */
 struct keeper_message {
     uint64_t number;
@@ -28,8 +28,8 @@ enum {
 };
 
 /*
- * Serves until the holder has ended, or has closed the line and all that the keeper holds for it. The process ends when
- * the kernel has closed all sockets. Returns the exit status if it cannot serve.
+ * Serves until the line is closed and no socket is held; when the holder has ended, all sockets are dropped. The
+ * process ends when the kernel has closed all sockets. Returns the exit status if it cannot serve.
  */
 int keeper_run(void);
 

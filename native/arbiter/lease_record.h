@@ -93,8 +93,8 @@ struct lease {
     struct sched_tenant tenant;
     bool schedules;          /* the scheduler knows the lease's tenant */
     bool touched;            /* the lease's counters must be published */
-    bool refused;            /* the driver refused to preempt the tenant, so the gate enforces its slices */
-    uint32_t refused_status; /* the driver's status of the refusal; 0 if errno is set instead */
+    bool refused;            /* the engine cut was given up for the tenant, so the gate enforces its slices */
+    uint32_t refused_status; /* the driver's status that was the reason; 0 if refused_errno is set instead */
     int refused_errno;
     bool suspended; /* whether the lease had VGPU_LEASE_SUSPENDED when its limits were last read */
     /* whether the lease had the order to pause; false while it is suspended, because suspending needs its channels */
@@ -104,7 +104,10 @@ struct lease {
     char id[VGPU_ID_BYTES];
 };
 
-/* Identifies the tenant of a lease. The lease of a pod, which any user can write, counts as a separate tenant. */
+/*
+ * Returns a number that identifies the tenant of a lease: the owner's uid. A lease that any user can write (a pod's)
+ * counts as a separate tenant.
+ */
 static inline uint64_t lease_tenant(const struct lease *lease)
 {
     return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;

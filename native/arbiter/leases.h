@@ -28,17 +28,18 @@ struct lease *lease_by_watch(int watch);
 void lease_each(void (*visit)(struct lease *lease));
 
 /*
- * Returns a descriptor of the folder that contains the files of leases/<id>, or -errno. The caller closes it. No link
- * is followed.
+ * Returns a descriptor of the folder that contains the files of leases/<id> (which may be its folder anyone/, lease.h),
+ * or -errno. The caller closes it. No link is followed.
  */
 int lease_open_folder(const char *id);
 
 /*
- * Opens `limits` and `usage` without following links, maps `usage`, and sets *usage to its status. Precondition: they are
- * not open. Returns 0 or -errno; on failure both are closed again.
+ * Opens `limits` and `usage` without following links, maps `usage` (if that fails, usage_map is NULL), and sets *usage
+ * to its status. Precondition: they are not open. Returns 0 or -errno; on failure both are closed again.
  */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
-uint64_t lease_close_files(struct lease *lease); /* closes the lease's files; returns how long that took, see aside.h */
+/* closes the lease's files; returns the processor time in ns (aside.h) */
+uint64_t lease_close_files(struct lease *lease);
 
 /*
  * Opens `usage` with O_PATH, so that close(2) does not walk the file's locks. Returns a descriptor, or a negative

@@ -1,7 +1,7 @@
 /*
  * looks.h: a queue of leases with due looks. A look checks a lease's locks or processes, and the tenant can make it
- * slow (aside.h). Each turn of the loop (loop.h) makes one look. The leases take turns, so if all processes of a tenant
- * end at once, another registered tenant's message is delayed by one look only.
+ * slow (aside.h). Each turn of the loop (loop.h) makes at most one look. The leases take turns, so if all processes of
+ * a tenant end at once, the message of another registered tenant waits for at most one look.
  */
 #ifndef ARBITER_LOOKS_H
 #define ARBITER_LOOKS_H

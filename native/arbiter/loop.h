@@ -48,7 +48,10 @@ void loop_after(void (*after)(void));
 /* Runs the loop. Returns -errno only if epoll itself fails. */
 int loop_run(void);
 
-/* As accept4. If the descriptor table is full, it accepts and closes the connection, so that the loop does not spin. */
+/*
+ * Accepts a connection as accept4. If the descriptor table is full, closes it again, so that the loop does not spin.
+ * Returns the descriptor or -errno.
+ */
 int loop_accept(int listen_fd);
 
 #endif

@@ -50,7 +50,7 @@ static int fail(const char *what, int error)
 
 /*
  * Raises the limit of descriptors. Each lease needs one, two more while it has processes, and each process two.
- * Together that is more than the usual soft limit of 1024.
+ * Together that may be more than the usual soft limit of 1024.
  */
 static void raise_descriptor_limit(void)
 {

@@ -42,13 +42,14 @@ static void process_destroy(struct source *source)
 }
 
 /*
- * Facts about a slot and a process from the kernel. They are read on another thread, because a tenant can delay both.
+ * Facts about a slot and a process from the kernel. They are read on another thread, because a tenant can delay the
+ * reads.
  */
 struct about {
     int usage_fd; /* a copy of the lease's usage_fd */
     uint32_t slot;
     pid_t pid;
-    pid_t holder; /* pid that holds the slot's lock; -1: unknown */
+    pid_t holder; /* pid that holds the slot's lock; 0: none; -1: unknown */
     bool dying;
     struct identity_image image;
 };
@@ -257,7 +258,10 @@ void process_moved(struct process *now)
         forget_moved(former);
 }
 
-/* Queues a second look at a process that holds its lock without a connection. The second look is the last one. */
+/*
+ * Queues a second look at a process that kept its slot at the first look, after its connection had ended. The second
+ * look is the last one.
+ */
 static void look_again_once(struct process *process)
 {
     if (process->later == PROCESS_NONE)

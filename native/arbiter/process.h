@@ -13,7 +13,8 @@
  * Begins to watch the process of this pidfd, whose pid is `pid`. It must hold the lock of `slot`. Or it must be known
  * there and run the same program, while no other process holds the lock: it has then closed all its files. The caller
  * keeps `pidfd`. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH if the process has
- * ended, EPERM if another process or none holds the slot, or this cannot be found out.
+ * ended, EPERM if another process or none holds the slot or this cannot be found out, or an errno of a lack of memory
+ * or descriptors.
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
@@ -26,8 +27,8 @@ void process_moved(struct process *now);
 /*
  * Called when the connection of the process with this registration number has ended. If the process runs another
  * program after an exec, and does not hold the slot's lock, its slot is cleared. If it has only closed all its files,
- * it keeps its slot. Queues a look (looks.h), and a second one at the next tick (rest.h) if the process still holds the
- * lock.
+ * it keeps its slot. Queues a look (looks.h), and a second one at the next tick (rest.h) if the process keeps its slot
+ * at the first.
  */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
@@ -40,7 +41,7 @@ void process_forget(struct process *process);
 
 /*
  * Clears the slot if no process holds its lock. Precondition: the lease is held (lease_hold). Returns false if this
- * must be tried again later, because the tenant has too many abandoned threads (aside.h).
+ * must be tried again later, for example because the tenant has too many abandoned threads (aside.h).
  */
 bool process_clear(struct lease *lease, uint32_t slot);
 

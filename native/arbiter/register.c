@@ -84,7 +84,7 @@ static struct vgpu_message answer(struct connection *connection, const struct vg
             reply.kind = VGPU_MSG_WELCOME;
             reply.owner = process->owner;
             connection->owner = process->owner;
-            close(connection->pidfd); /* from now on the pidfd of the process record watches it */
+            close(connection->pidfd); /* from now on the pidfd of the process record watches the process */
             connection->pidfd = -1;
             reply.value = process->pid;
         }

@@ -67,7 +67,7 @@ struct sched_entity {
     uint64_t retry_ns;
     double busy_ns; /* time with unfinished work, and time without, since the last verdict (backfill.h) */
     double gaps_ns;
-    uint64_t used_at_grant_ns; /* value of count.used_ns at the begin of the present slice */
+    uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
     uint64_t used_before_ns;   /* value of count.used_ns before the present or last work */
     /* number of streams among which the driver divides time while the tenant runs beside others; 0: not known */
     uint32_t streams;

@@ -232,7 +232,10 @@ static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
     tenant->overrun = 0;
 }
 
-/* Called when a process leaves a state. Ends the slice if no process of the tenant runs in it any more. */
+/*
+ * Called when a process has changed its state or is removed. Ends the slice if no process of the tenant runs in it any
+ * more.
+ */
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
@@ -284,7 +287,8 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
     bool endless = tenant->free_running &&
-                   !tenant->stopping; /* a process that joins an ended slice gets an end too, and must keep that end */
+                   /* the slice of a tenant that is stopping has an end, which a process that joins it must keep */
+                   !tenant->stopping;
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         const struct sched_device *device = tenant->entities[d]->device;
@@ -625,7 +629,7 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
         set_end(tenant, now);
 }
 
-/* Lets the holder run without pacing, because the other tenants have left. */
+/* Lets the holder run without pacing, because its devices need no time slices any more. */
 static void set_free(struct sched_tenant *tenant, uint64_t now)
 {
     tenant->free_running = true;

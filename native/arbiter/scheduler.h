@@ -35,7 +35,7 @@ void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 /*
  * Records that a member gave its slice back. `turn` has the slice's number, the flag VGPU_TURN_MORE, and the idle time
  * at the slice's end. The member itself reports the idle time, so at most half of the slice is refunded at once. The
- * rest is refunded as far as the tenant then stays away. Numbers of earlier slices are ignored.
+ * rest is refunded as far as the tenant then stays away. A message with the number of an earlier slice is ignored.
  */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 

@@ -41,7 +41,10 @@ struct binding {
     int error; /* 0 or -errno */
 };
 
-/* Binds the socket under a temporary name and renames it, so that tenants never see a socket that refuses. */
+/*
+ * Binds the socket under a temporary name and renames it, so that a socket under the final name accepts connections at
+ * once.
+ */
 static void bind_socket(void *data)
 {
     struct binding *binding = data;
@@ -180,8 +183,8 @@ static bool same_folder(int folder_fd, const struct lease *lease)
 }
 
 /*
- * Handles a move of the lease to other devices: its slices and requests are for the old devices, so its processes must
- * request again. They stay registered.
+ * Handles a move of the lease to other devices: its slices and requests are for the old devices, so the connections are
+ * closed, and the lease's processes must connect again. The process records stay.
  */
 static void follow(struct lease *lease)
 {

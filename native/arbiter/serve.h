@@ -26,10 +26,10 @@ bool lease_listen(struct lease *lease);
 /* Stops serving a lease. Its processes and folder stay as they are. Returns 0 or -ENOENT. */
 int lease_remove(const char *id);
 
-/* Sends LOOK to each registered process of the lease. Returns 0 or -ENOENT. */
+/* Reads the limits of the lease again, and sends LOOK to each of its connected processes. Returns 0 or -ENOENT. */
 int lease_look(const char *id);
 
-/* Fills `list` with the lease's live registered processes. Returns 0 or -ENOENT. */
+/* Fills `list` with the lease's live registered processes, and with its status (lease.h). Returns 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
 
 /*

@@ -1,6 +1,6 @@
 /*
- * systemd.h: tells systemd that the arbiter is ready, and that its event loop works. sd_notify(3) is one datagram, so no
- * library is needed. Without systemd (no NOTIFY_SOCKET) these functions do nothing.
+ * systemd.h: tells systemd that the arbiter is ready, and that its event loop works. sd_notify(3) is one datagram, so
+ * no library is needed. Without systemd (no NOTIFY_SOCKET) these functions send nothing.
  */
 #ifndef ARBITER_SYSTEMD_H
 #define ARBITER_SYSTEMD_H

@@ -16,7 +16,7 @@
 #include "rest.h"
 #include "usage_io.h"
 
-#define REFRESH_NS 10000000u /* interval between two readings of the limits of tenants under the engine cut */
+#define REFRESH_NS 10000000u /* least interval between two readings of the limits of tenants under the engine cut */
 #define READ_TRIES 8
 /* a longer transit time of a message means that the sender is in another time namespace */
 #define TRANSIT_MAX_NS 2000000u
@@ -140,8 +140,8 @@ static void say_cut(struct connection *connection, uint32_t watch)
 }
 
 /*
- * Returns what a tenant must report. A tenant that is alone on devices without time slices need not report that it is
- * idle. A tenant whose work preempts others must report the end of its work at once.
+ * Returns what a tenant under the engine cut must report (enum vgpu_turn_flags). A tenant on devices without time
+ * slices need not report that it is idle. A tenant whose work preempts others must report the end of its work at once.
  */
 static uint32_t watch_of(const struct lease *lease)
 {
@@ -232,7 +232,10 @@ static void timer_ready(struct source *source, uint32_t events)
     }
 }
 
-/* Reads a whole limits page between two equal, even generations. vgpud may be writing the page at this moment. */
+/*
+ * Reads a whole limits page between two equal, even generations. vgpud may be writing the page at this moment. Returns
+ * false if that lasts for READ_TRIES attempts, or the page is not valid.
+ */
 static bool read_limits(int fd, struct vgpu_limits *limits)
 {
     struct vgpu_limits page = {.magic = 0};
@@ -377,7 +380,10 @@ static void cut_message(struct connection *connection, const struct vgpu_message
         return;
     } else if (message->kind == VGPU_MSG_WANT) {
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
-        /* wakes the process's thread that checks for idleness, because another tenant wants the device */
+        /*
+         * the answer wakes the process's thread that checks for idleness, which may have slept while the process was
+         * idle
+         */
         say_cut(connection, connection->watch);
     } else if (message->kind == VGPU_MSG_DONE) {
         cut_note_load(connection->lease, now);

@@ -12,7 +12,7 @@
 int turns_open(int run_fd, const char *control_device);
 
 /*
- * Called when a lease was added, has changed, or is removed. A lease whose limits cannot be read gets no time slices.
+ * Called when a lease was added, has changed, or is removed. A lease gets no time slices before its limits can be read.
  */
 void turns_lease_add(struct lease *lease);
 void turns_lease_refresh(struct lease *lease);
@@ -39,8 +39,8 @@ void turns_leave(struct connection *connection);
 void turns_look(struct connection *connection);
 
 /*
- * Handles a WANT, DONE or CHANNELS message of a connection. Returns false if the connection is invalid and must be
- * closed.
+ * Handles a WANT, DONE or CHANNELS message of a connection. Returns false if its process has not registered; the
+ * connection must then be closed.
  */
 bool turns_message(struct connection *connection, const struct vgpu_message *message);
 

@@ -19,7 +19,7 @@
 
 /* Sockets that one keeper takes; then another one is started, since those that tenants keep from closing add up. */
 #define KEEPER_MAX 100000u
-#define KEEPER_SPARE 64u /* of the limit of descriptors */
+#define KEEPER_SPARE 64u /* descriptors that a keeper needs for itself */
 
 extern char **environ;
 
@@ -79,7 +79,7 @@ static void leave(int line)
         close(line);
 }
 
-/* Starts a keeper. The one before keeps what it holds. */
+/* Starts a keeper for the sockets from now on. The keeper before it keeps what it holds. */
 static void start_keeper(void)
 {
     int pair[2];

@@ -14,13 +14,18 @@
 /* Has the kernel refuse descriptors (EPERM) to tenants that connect to this socket from now on (Linux 6.16). */
 void untrusted_listen(int listen_fd);
 
-/* Has the keeper hold a socket that was accepted, or its listener, for `user`. */
+/*
+ * Has the keeper hold a socket that was accepted, or its listener, for `user`, if the kernel cannot refuse descriptors.
+ */
 void untrusted_hold(int fd, uint64_t user);
 
 /* As recv with MSG_TRUNC. Fails with EPERM if the message has descriptors, and leaves it in the socket. */
 ssize_t untrusted_recv(int fd, void *data, size_t size);
 
-/* As close. Has the keeper hold the socket first if it does not. */
+/*
+ * Closes a socket. If the kernel cannot refuse descriptors, a keeper has the last copy of the socket, or is given one
+ * now.
+ */
 void untrusted_close(int fd);
 
 #endif

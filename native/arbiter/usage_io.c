@@ -96,7 +96,9 @@ static uint64_t plus(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Adds the counters of an ended process to the retired counters of the lease, so that sums never decrease. */
+/*
+ * Adds the counters of an ended process to the retired counters of the lease, so that the lease's sums do not decrease.
+ */
 static void retire(int usage_fd, const struct vgpu_slot *slot)
 {
     struct vgpu_slot_device total[VGPU_MAX_DEVICES] = {0};
