@@ -2,9 +2,10 @@
  * admission.c: divides a tenant's limits among its processes. MPS limits each process separately, so two processes
  * would together get twice the share. Here each process takes a part, and a process is refused when no part is left.
  *
- * The parts are read locks on the file `limits` (fcntl(2): the lock ends with the process). Where a lock starts says
- * whose part of what it is, and its length is the amount. So the tenant needs no file that it can write, with which it
- * could fill the file system of the run folder. A tenant that sets other locks harms only itself.
+ * The parts are read locks on the file `limits` (fcntl(2): the lock ends with the process). Each process has one of
+ * RECORDS records: a lock for its share, and one for its memory. The start of a lock names the record and the kind, its
+ * length is the amount. So the tenant needs no file that it can write, and cannot fill the file system of the run
+ * folder. A tenant that sets other locks harms only itself.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +32,7 @@ struct part {
 struct tenant {
     struct part whole;
     uint32_t processes;
-    bool pooled_memory; /* libvgpu enforces one limit for all processes, so none takes a part of it here */
+    bool pooled_memory; /* libvgpu enforces one memory limit for all processes, so each process gets all of it here */
 };
 
 static int g_file = -1;
@@ -71,7 +72,10 @@ static uint32_t locked_amount(int file, off_t start)
     return ours ? (uint32_t)range.l_len : UINT32_MAX;
 }
 
-/* Waits until no other process of the tenant takes a part. The lock is released by LOCK_UN. */
+/*
+ * Applies flock(2). LOCK_EX waits until no other process of the tenant is taking a part; LOCK_UN ends that. Returns
+ * false on an error.
+ */
 static bool lock_admission(int file, int operation)
 {
     int done;
@@ -100,7 +104,10 @@ static int measure(int file, const struct tenant *tenant, struct part *left)
     return index;
 }
 
-/* Parses a memory limit such as "0=2048M" or "GPU-...=2G", for one device. Returns 0 for any other text. */
+/*
+ * Returns the memory limit in MiB that the environment names for one device, such as "0=2048M" or "GPU-...=2G"; 0 for
+ * any other text.
+ */
 static uint32_t asked_memory(void)
 {
     const char *text = getenv(MEMORY);
@@ -125,8 +132,8 @@ static uint32_t asked_share(void)
 }
 
 /*
- * Returns the part that a process takes. It may request less than its even part, or more as long as the tenant has that
- * much left.
+ * Returns the part that a process takes. By its environment it may request less than an equal part, or more, which it
+ * gets if the tenant has that much left (take).
  */
 static struct part wanted(const struct tenant *tenant)
 {
@@ -217,7 +224,7 @@ int guard_admit(void)
     char path[512];
     const char *folder = tenant_folder();
     if (folder == NULL)
-        return GUARD_SUCCESS; /* without the file, only the limits of MPS itself hold */
+        return GUARD_SUCCESS; /* without a tenant's folder, only the limits of MPS itself hold */
     snprintf(path, sizeof(path), "%s/limits", folder);
     guard_leave();
     g_file = open(path, O_RDONLY | O_CLOEXEC);

@@ -1,4 +1,4 @@
-/* Covers all ways to reach cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). */
+/* Wraps the ways by which programs reach cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). */
 #include <dlfcn.h>
 #include <link.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /*
  * Runs cuInit under guard: the same control daemon must accept connections before and after the driver's own cuInit.
  * Then it also ran in between, when the driver connected. If a daemon started or ended meanwhile, this process may be
- * without MPS, and is refused permanently.
+ * without MPS, and each further cuInit in it is refused.
  */
 #include "guard.h"
 
@@ -18,8 +18,8 @@ static bool g_admitted;
 static int g_refused;
 
 /*
- * Returns the folder of MPS's pipes. In a container it is a constant, so that `env -i` and login shells make no
- * difference.
+ * Returns the folder of MPS's pipes. In a container it is a constant unless the variable is set, so that `env -i` and
+ * login shells make no difference.
  */
 static const char *pipe_folder(void)
 {

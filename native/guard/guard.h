@@ -37,7 +37,8 @@ bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
 
 /*
  * In admission.c. Takes this process's part of the tenant's limits, and sets it in the environment for the driver.
- * Returns GUARD_SUCCESS, or GUARD_NO_MORE_CLIENTS if the tenant's other processes have all of it.
+ * Returns GUARD_SUCCESS; GUARD_NO_MORE_CLIENTS if the tenant's other processes have left too little;
+ * GUARD_NO_CONNECTION if the limits cannot be read.
  */
 int guard_admit(void);
 void guard_leave(void); /* returns the process's part of the limits; the end of the process does so too */
