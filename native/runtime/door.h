@@ -44,8 +44,9 @@ struct vgpu_door_call {
     const char *body; /* body of the request; may be NULL */
     size_t body_length;
     int pidfd;         /* pidfd to pass; -1: none */
-    double patience_s; /* maximum time without a listener on the socket */
-    int answer_s;      /* maximum time for a reply; systemd keeps listening while vgpud restarts */
+    double patience_s; /* seconds for which the request is repeated while vgpud does not reply */
+    /* maximum wait for one send or receive, in seconds; systemd keeps the socket open while vgpud restarts */
+    int answer_s;
 };
 
 /*
@@ -55,8 +56,8 @@ struct vgpu_door_call {
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length);
 
 /*
- * May the config.json have a request? True also if a letter is written as an escape, or the name of an annotation in
- * capitals, because that can hide a request.
+ * May the config.json have a request for a part of a device? True also if a letter is written as an escape, or the name
+ * of an annotation in capitals, because that can hide a request.
  */
 bool vgpu_may_ask(const char *config, size_t length);
 

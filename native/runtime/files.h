@@ -6,7 +6,7 @@
 
 /*
  * Read everything from `fd` (or a file) into allocated memory with a zero byte at the end. Return NULL with errno on an
- * error.
+ * error; EFBIG if there is more than some 64 MiB, or no memory.
  */
 char *vgpu_read_fd(int fd, size_t *length);
 char *vgpu_read_file(const char *path, size_t *length);

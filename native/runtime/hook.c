@@ -129,8 +129,8 @@ static void restore_bundle(const char *state)
 }
 
 /*
- * Reports a container's end. It never delays or fails the end: a vgpud that does not run notices the end when it
- * starts.
+ * Reports a container's end to vgpud. It does not fail, and waits at most END_ANSWER_S for one send or receive: a vgpud
+ * that does not run notices the end when it starts.
  */
 static int end_container(const struct hook *hook, const char *state)
 {
@@ -164,7 +164,10 @@ static bool root_of(const char *config, const char *bundle, char root[PATH_MAX])
     return true;
 }
 
-/* Finds the allocation in the container's environment: the last one that its engine injected. */
+/*
+ * Finds the allocation in the container's environment: the last value of VGPU_ALLOCATION, which counts if its engine
+ * injected several.
+ */
 static bool held_by(const char *config, char held[PATH_MAX])
 {
     static const char name[] = "VGPU_ALLOCATION=";

@@ -5,8 +5,8 @@
 #include <stddef.h>
 
 /*
- * Returns the position of the value of `key` in the object at `text`; NULL if there is no such key, or the text up to
- * it is not JSON. If a key occurs twice, the last one counts, as in Go. `text` ends with a zero byte.
+ * Returns the position of the value of `key` in the object at `text`; NULL if there is no such key, or the object is
+ * malformed. If a key occurs twice, the last one counts, as in Go. `text` ends with a zero byte.
  */
 const char *vgpu_json_member(const char *text, const char *key);
 
@@ -18,8 +18,8 @@ const char *vgpu_json_first(const char *text);
 const char *vgpu_json_next(const char *element);
 
 /*
- * Decodes the string at `value` into `out`. Returns its length; -1 if there is no string, if it contains a zero byte,
- * or if it and a final zero byte need more than `room`.
+ * Decodes the string at `value` into `out`. Returns its length; -1 if there is no string, if it contains a zero byte or
+ * an invalid escape, or if it and a final zero byte need more than `room` bytes.
  */
 long vgpu_json_string(const char *value, char *out, size_t room);
 

@@ -151,7 +151,7 @@ static char *unedited(const char *path, char *config, size_t *length)
 }
 
 /*
- * The engine's name of a container by Podman or CRI-O: conmon, which starts the runtime, has it on its command line
+ * Finds the name of a container of Podman or CRI-O: conmon, which starts the runtime, has the name on its command line
  * (conmon(8), -n).
  */
 static bool name_of_conmon(char name[NAME_ROOM])
@@ -174,8 +174,8 @@ static bool name_of_conmon(char name[NAME_ROOM])
 }
 
 /*
- * Docker's name of a container. Docker mounts /etc/hostname from the container's folder, whose config.v2.json has the
- * name with a slash before it.
+ * Finds Docker's name of a container. Docker mounts /etc/hostname from the container's folder, whose config.v2.json has
+ * the name with a slash before it.
  */
 static bool name_of_docker(const char *config, const char *id, char name[NAME_ROOM])
 {
