@@ -17,8 +17,8 @@
 #define SYS_pidfd_getfd 438
 #endif
 #define PIECE_BYTES (64ull << 20)
-#define PIECES 2u /* pieces on the way, each with a buffer of its own */
-#define BLOCKS 2u /* blocks on the way: one is mapped while the other is copied */
+#define PIECES 2u /* number of pieces that are copied at a time, each through its own part of the buffer */
+#define BLOCKS 2u /* number of blocks that are copied at a time: one is mapped while the other is copied */
 
 /* An end of the copies: a device with its primary context. */
 struct end {
@@ -28,7 +28,7 @@ struct end {
     CUevent events[PIECES];
 };
 
-/* A block on the way, mapped on both ends. */
+/* A block that is being copied: its old and its new memory, each mapped for its own device. */
 struct block {
     bool used;
     uint64_t bytes;
@@ -44,13 +44,13 @@ static struct {
     struct block blocks[BLOCKS];
     enum { FAR, REACHED, OPENING, OPENED } progress;
     pthread_t opener; /* the thread that makes the contexts and the buffer */
-    CUresult opened;  /* its result */
+    CUresult opened;  /* the result of that thread */
 } way;
 
 /*
- * Memory of another process is mapped for its own device alone: mapping it for both made a move slower by some 20 ms a
- * block of 512 MiB (two H200; inferred from whole moves). So each piece goes over the link into the buffer, and from
- * there to its place.
+ * Maps memory for `count` ends from `first` on. The memory of a block is mapped for its own device only: mapping it for
+ * both made a move slower by some 20 ms for each block of 512 MiB (two H200; inferred from whole moves). So each piece
+ * is copied over the link into the buffer, and from there to its new place.
  */
 static CUresult map(CUdeviceptr *base, uint64_t bytes, CUmemGenericAllocationHandle handle, unsigned first,
                     unsigned count)
@@ -174,7 +174,7 @@ void copy_wait(void)
     way.progress = OPENED;
 }
 
-/* Takes the memory of a descriptor of the process. */
+/* Imports the memory to which a descriptor of the process refers. */
 static CUresult import(int pidfd, int number, CUmemGenericAllocationHandle *handle)
 {
     int fd = number < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
@@ -185,7 +185,7 @@ static CUresult import(int pidfd, int number, CUmemGenericAllocationHandle *hand
     return result;
 }
 
-/* Waits until a block is copied, and lets it go. */
+/* Waits until a block is copied, and releases it. */
 static CUresult finish(struct block *block)
 {
     CUresult result = block->used ? cuda_copy.wait(block->done) : CUDA_SUCCESS;
@@ -213,7 +213,10 @@ static CUresult open_block(int pidfd, const struct vgpu_parked_block *pair, stru
     return result;
 }
 
-/* Copies a piece on one end: into the buffer, or from it. It begins when the other end has left the buffer. */
+/*
+ * Copies a piece on one end: into the buffer, or from it. It begins when the other end's last copy of this part of the
+ * buffer has ended.
+ */
 static CUresult copy_piece(unsigned end, unsigned piece, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 {
     struct end *here = &way.ends[end], *there = &way.ends[1 - end];
@@ -250,7 +253,8 @@ static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, stru
 
 static CUresult copy_all(int pidfd, const struct vgpu_parked_block *pairs, uint32_t count)
 {
-    CUresult result = cuda_copy.current(way.ends[1].context); /* the thread that made it had it */
+    /* a context is current for one thread, and another thread has made this one */
+    CUresult result = cuda_copy.current(way.ends[1].context);
     for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++)
         result = copy_block(pidfd, &pairs[i], &way.blocks[i % BLOCKS]);
     for (unsigned i = 0; i < BLOCKS; i++) {

@@ -1,8 +1,8 @@
 /*
  * The driver's process checkpoint calls, in branch 570 and later (CUDA driver API, "CUDA checkpointing").
  *
- * Every call names the process by its pid in this program's pid namespace. The results are the driver's own; the result
- * is CUDA_ERROR_NOT_SUPPORTED if the installed branch lacks the call.
+ * Every call names the process by its pid in this program's pid namespace. The results are the driver's own.
+ * Precondition: driver_open has succeeded, which it does not if the installed branch lacks a call.
  */
 #ifndef VGPU_SUSPEND_DRIVER_H
 #define VGPU_SUSPEND_DRIVER_H
@@ -35,7 +35,7 @@ CUresult driver_restore(int pid, const CUcheckpointGpuPair *pairs, unsigned int 
 
 CUresult driver_unlock(int pid);
 
-/* What copies of parked memory need (copy.h), by its name in cuda.h. */
+/* The driver's functions that copies of parked memory need (copy.h). */
 extern struct driver_copy {
     __typeof__(&cuDeviceGetCount) count;
     __typeof__(&cuDeviceGet) device;
@@ -59,10 +59,10 @@ extern struct driver_copy {
     __typeof__(&cuMemSetAccess) access;
 } cuda_copy;
 
-/* Looks these functions up. Returns false if the driver lacks one. */
+/* Looks up the functions of cuda_copy. Returns false if the driver lacks one. */
 bool driver_copies(void);
 
-/* Reads a UUID as NVML writes it: "GPU-" and 32 hexadecimal digits in five groups. */
+/* Reads a UUID as NVML writes it: "GPU-" and 32 hexadecimal digits in five groups. Returns false for other text. */
 bool driver_uuid(const char *text, CUuuid *uuid);
 
 #endif

@@ -7,7 +7,7 @@
  * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
  * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and the reason.
  * The program ends with its input, after the order under way. The lock file makes a second instance wait meanwhile, so
- * an instance that starts after a crash sees processes in a state that stays. */
+ * that no order of an earlier instance is under way when an instance starts after a crash. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -88,8 +88,8 @@ static void say(CUresult result, int state)
 }
 
 /*
- * Carries out one order and prints the answer. The driver knows processes only by number. If the process of the pidfd
- * lives before and after a driver call, the number belonged to that process during the call.
+ * Carries out one order and prints the answer. The driver knows processes only by pid. If the process of the pidfd
+ * lives before and after a driver call, the pid belonged to that process during the call.
  */
 static void answer(char *line)
 {
