@@ -20,8 +20,10 @@ struct capture {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *begun; /* list of captures in progress; guarded by `lock` */
-int vgpu_captures;            /* captures in `begun`, those that begin, and those whose stream is being destroyed */
-static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER; /* while it is held, vgpu_captures stays 0 */
+/* number of captures in `begun`, those that begin, and those whose stream is being destroyed */
+int vgpu_captures;
+/* held from vgpu_capture_forbid on; a capture waits up to FORBIDDEN_MAX_NS for it */
+static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER;
 
 bool vgpu_capture_forbid(void)
 {
@@ -227,8 +229,8 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
 }
 
 /*
- * Ends the record of a capture. An invalidated capture has ended too, whatever the driver returned; a capture that
- * never began has not ended.
+ * Ends the record of a capture. A capture has ended, also an invalidated one, unless the driver returned one of three
+ * errors: no capture, the wrong thread, or a stream on which none began.
  */
 #define END_BODY(symbol, stream, ...) END_AS(symbol, stream, stream, ##__VA_ARGS__)
 #define END_AS(symbol, key, stream, ...)                                                              \

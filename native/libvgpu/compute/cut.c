@@ -18,11 +18,11 @@
 #define WATCH_OFF_NS 1000000u /* interval while the process is off the device, where it cannot become idle */
 #define QUIET_NS 400000u      /* the process counts as idle after this time without a call, if no work is left */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* the same time for a program that is never idle for long: see learn_quiet_time() */
+#define QUIET_MAX_NS 3000000u /* maximum of that time, for a program that is soon busy again: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
-#define SAMPLE_MAX_MS 20u /* a sample that comes later says nothing about the time before */
-/* a sample of the process's own work costs less than this part (one in so many) of the program's time */
+#define SAMPLE_MAX_MS 20u /* a sample stands for at most this time since the sample before */
+/* samples of the process's own work take at most one part in so many of the time */
 #define SAMPLE_COSTS 100u
 #define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes, which takes 5 to 10 us */
 /*
@@ -157,7 +157,10 @@ bool vgpu_cut_idle(void)
     return idle;
 }
 
-/* While the process is idle: requests a slice, in case it has work that no call announced. */
+/*
+ * While the process counts as idle: requests a slice when it is due (DOUBT_NS), in case the process has work that no
+ * call announced. Returns the nanoseconds until the next check.
+ */
 static int64_t doubt(uint64_t now)
 {
     if (vgpu_suspended_now())

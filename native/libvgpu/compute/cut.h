@@ -26,7 +26,7 @@
 void vgpu_cut_begin(uint32_t flags, uint64_t *allow);
 void vgpu_cut_end(void);
 
-/* Reports work if the process counts as idle. Every call comes here while the process is idle. */
+/* Reports work to the arbiter if the process counts as idle. Wrapped driver calls call it while the process is idle. */
 void vgpu_cut_work(void);
 
 /* Returns whether the process counts as idle. */
@@ -42,8 +42,8 @@ bool vgpu_cut_look(int64_t *wait_ns);
  * Starts the rescue: it enables the process's channels if they have been disabled for half a second without an arbiter,
  * or after the engine cut has ended for the process. The rescue has a thread that calls no function of libcuda, because
  * every other thread, also the link's, may wait inside one until the process is on the device. With `starts` the thread
- * is started if there is none; while the system cannot start one, each call does its work. Only the link's thread may
- * call this.
+ * is started if there is none; while the system cannot start one, each call of this function does the thread's work.
+ * Only the link's thread may call this.
  */
 void vgpu_cut_guard(bool starts);
 

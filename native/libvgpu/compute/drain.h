@@ -3,7 +3,8 @@
  * blocks in cuCtxSynchronize, so that launching threads need not.
  *
  * Any thread may call these functions. The drain thread calls the driver with no lock held but that against new
- * captures, which cuCtxSynchronize would invalidate. While a capture is in progress, it waits for nothing.
+ * captures, which cuCtxSynchronize would invalidate. While a capture is in progress, a requested synchronization ends
+ * at once.
  */
 #ifndef VGPU_DRAIN_H
 #define VGPU_DRAIN_H

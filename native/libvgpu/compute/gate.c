@@ -98,8 +98,8 @@ static void close_gate(void)
 }
 
 /*
- * Takes over the terms of a slice. A slice without pacing is not checked, and its end is not either, so a slice with an
- * end is paced, whatever its flags are.
+ * Takes over the terms of a slice. Launches in a slice without pacing are not checked, so the end of such a slice would
+ * not be noticed. So a slice with an end is paced, whatever its flags are.
  */
 static void set_terms(const struct vgpu_turn *turn, uint64_t now)
 {

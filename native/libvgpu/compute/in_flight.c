@@ -16,8 +16,8 @@
 #define RING 32u     /* maximum of markers in flight for one context */
 #define DEPTH_MIN 2u /* number of launches in flight that is always allowed, however long they are */
 #define BATCH_MAX 2048u
-#define FREE_BATCH 4096u /* number of launches between two checks while no limit holds */
-/* launches between two checks while the next launch may use a device whose slice another tenant has */
+#define FREE_BATCH 4096u /* number of launches between two checks in a slice without pacing */
+/* number of launches between two checks while the next launch may use a device whose slice another tenant has */
 #define STRAY_BATCH 61u
 #define WAIT_MIN_NS 2000u
 
@@ -227,7 +227,8 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         uint64_t count = launched();
         uint32_t last = (queue->head - 1) % RING;
         queue->used = true;
-        if (queue->tail == queue->head || queue->counts[last] < count) /* there is already a marker for this launch */
+        /* otherwise the last marker already covers all launches so far */
+        if (queue->tail == queue->head || queue->counts[last] < count)
             record(queue, stream, per_thread, count);
         reap(queue);
         answer = decide(queue, count, turn, left_ns, first, batch, wait_ns);

@@ -4,7 +4,7 @@
  * how long a launch takes, so that the work in flight can be drained soon.
  *
  * Any thread may call these functions. A lock of this file guards the state; it is held over calls of the driver that
- * do not wait. Times are nanoseconds.
+ * do not wait, and while vgpu_in_flight_forget waits for the drain thread (drain.h). Times are nanoseconds.
  */
 #ifndef VGPU_IN_FLIGHT_H
 #define VGPU_IN_FLIGHT_H
@@ -54,7 +54,10 @@ uint32_t vgpu_in_flight_declare(void);
 /* Has this process launched on a device that was not reported to the arbiter? Its slice may not include that device. */
 bool vgpu_in_flight_strays(void);
 
-/* vgpu_drain_begin starts a wait for all launches, and vgpu_drain_done returns whether they have finished. */
+/*
+ * vgpu_drain_begin starts a wait for the work in all contexts that were used since vgpu_in_flight_idle; vgpu_drain_done
+ * returns whether that work has finished.
+ */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 

@@ -122,8 +122,8 @@ static int register_once(void)
 }
 
 /*
- * Waits with a receive. The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE, which the program may set to
- * 0 when it has opened all that it needs. A receive has no such limit.
+ * As wait_for_line, by a receive. The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE, which the program
+ * may set to 0 when it has opened all that it needs. A receive has no such limit.
  */
 static bool wait_by_receive(int fd, int64_t ns)
 {

@@ -54,8 +54,8 @@ void vgpu_link_hang_up(void);
 int vgpu_link_up(void);
 
 /*
- * Is an arbiter connected now? As vgpu_link_up, but without the link's thread, which may not have noticed yet that the
- * connection has ended.
+ * Is an arbiter connected now? As vgpu_link_up, but asks the kernel, because the link's thread may not have noticed yet
+ * that the connection has ended.
  */
 bool vgpu_link_lives(void);
 

@@ -409,8 +409,8 @@ static bool enable(const struct group *group)
 }
 
 /*
- * Returns the bit of the group's device in `uuids`. If the device is not in `uuids`, a move is under way, and all bits
- * are returned.
+ * Returns the bit of the group's device in `uuids`. If the device is not in `uuids` or not known, as in a move, returns
+ * all bits.
  */
 static uint32_t device_bit(const struct group *group, const uint8_t (*uuids)[16], uint32_t count)
 {

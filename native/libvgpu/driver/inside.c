@@ -11,8 +11,8 @@ __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-e
 
 static struct vgpu_inside *records;
 /*
- * record that all threads share for which there is no memory; after the first call of such a thread it always counts as
- * inside
+ * record that is shared by all threads which can have none of their own; after the first call of such a thread it
+ * always counts as inside
  */
 static struct vgpu_inside spare = {.depth = 1, .owned = 1};
 static pthread_key_t key;

@@ -22,8 +22,8 @@ struct vgpu_inside {
 extern __thread struct vgpu_inside *vgpu_inside_own __attribute__((tls_model("initial-exec")));
 
 /*
- * Returns this thread's record, made at its first call. Never returns NULL: if there is no memory for a record, it
- * returns a shared record that always counts as inside.
+ * Returns this thread's record, made at its first call. Does not return NULL: if no record can be made, it returns a
+ * shared record that always counts as inside.
  */
 struct vgpu_inside *vgpu_inside_first(void);
 
@@ -34,7 +34,8 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
         own = vgpu_inside_first();
     __atomic_store_n(&own->calls, own->calls + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&own->depth, own->depth + 1, __ATOMIC_RELAXED);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the count is written before the flag is checked: see vgpu_inside_read */
+    /* the count is written before the caller checks vgpu_suspended.bits: see vgpu_inside_read */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
     return own;
 }
 

@@ -24,9 +24,9 @@ struct vgpu_lease_view {
 
 /*
  * Looks for a lease at VGPU_LEASE_MOUNT, then at the path in VGPU_LEASE_ENV, and last for variables that set limits
- * without a lease (standalone.h). Returns 1 if it is found and mapped; 0 if there is none; -EAGAIN if that is not known
- * yet; another -errno if there is one, but it cannot be read or is invalid. `computes`: the process is about to use
- * CUDA, so it must be able to write `usage`.
+ * without a lease (standalone.h). Returns 1 if it is found and mapped; 0 if there is none; -EAGAIN if the answer is not
+ * known yet, or vgpud is writing the limits; another -errno if there is a lease that cannot be read or is invalid.
+ * `computes`: the process is about to use CUDA, so it must be able to write `usage`.
  */
 int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 

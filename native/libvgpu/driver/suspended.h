@@ -1,7 +1,7 @@
 /*
  * suspended.h: handles a suspended lease (VGPU_LEASE_SUSPENDED). Its device memory may be on the host, and a driver
- * call would then block inside the driver, where vgpud does not see it. So calls that submit work or allocate memory
- * wait here, before the driver, and report that in the slot; vgpud then resumes the lease.
+ * call would then block inside the driver, where vgpud does not see it. So most driver calls (hooks.toml) wait here,
+ * before the driver, and report that in the slot; vgpud then resumes the lease.
  *
  * Any thread may call these functions except those "only for the link's thread". The wait has no time limit: it ends
  * with the resume, or with the process.
@@ -78,8 +78,8 @@ bool vgpu_suspended_now(void);
 uint32_t vgpu_suspended_state(void);
 
 /*
- * Sets the function that reports work. A call runs it while VGPU_SUSPENDED_IDLE is set, and after it waited for the
- * lease.
+ * Sets the function that reports work to the arbiter. A driver call runs it if VGPU_SUSPENDED_IDLE is set, or after the
+ * call waited for the lease.
  */
 void vgpu_suspended_on_work(void (*say)(void));
 
@@ -100,7 +100,10 @@ static inline bool vgpu_suspended_held(void)
     return __atomic_load_n(&vgpu_suspended.held, __ATOMIC_SEQ_CST) != 0;
 }
 
-/* The module that moves the memory. Only the link's thread calls it. */
+/*
+ * The module that moves the memory. Its functions are called by the link's thread, or by vgpu_link_start before that
+ * thread exists.
+ */
 struct vgpu_suspended_listener {
     /* Called by vgpu_suspended_start. Both pages stay mapped until the process ends or forks. */
     void (*start)(const struct vgpu_limits *limits, struct vgpu_slot *slot);
@@ -116,7 +119,7 @@ struct vgpu_suspended_listener {
     __attribute__((                   \
         section("vgpu_suspended_listeners"))) static const struct vgpu_suspended_listener *const name##_listed = &name
 
-/* --- only for the link's thread */
+/* --- only for the link's thread, or before it exists */
 
 void vgpu_suspended_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
 

@@ -1,7 +1,8 @@
 /*
  * hooks.c: the table of wrappers, and cuGetProcAddress, which returns wrappers. The driver is called first, with the
  * same arguments, so versions, flags and status are its own. Then the function in its answer is replaced by its
- * wrapper. The function is identified by its address, never by the requested name, because a name has many variants.
+ * wrapper. The function is identified by its address, because a requested name has many variants; if the driver does
+ * not export it, by the requested name, version and flags.
  */
 #include "hooks.h"
 
@@ -56,8 +57,8 @@ static bool is_per_thread(int id)
 }
 
 /*
- * Finds the wrapper for an entry that the driver does not export. The driver's own name for it decides; otherwise the
- * variant that the requested version and stream flag mean.
+ * Returns the wrapper for a function that the driver does not export, or NULL: the newest variant that is not newer
+ * than the requested version, for the per-thread default stream if the flags request it and there is one.
  */
 static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flags)
 {

@@ -83,8 +83,8 @@ static uint64_t context_bytes(unsigned device)
 }
 
 /*
- * Around a call of the driver that may end a context. While libvgpu's thread makes calls in the context, the driver must
- * not end it.
+ * State of a call of the driver that may end a context. The driver must not end a context while the swap thread makes
+ * calls in it.
  */
 struct ending {
     int cancels;

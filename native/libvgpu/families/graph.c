@@ -1,4 +1,4 @@
-/* graph.c: the calls that create, run and destroy graphs with memory nodes. */
+/* graph.c: the calls that add memory nodes to graphs, and that instantiate, upload and destroy such graphs. */
 #include "graph_memory.h"
 
 #include "functions.h"

@@ -45,7 +45,10 @@ static struct {
         uint64_t charged;
         uint64_t needs; /* bytes that all executable graphs need, including those destroyed since the last trim */
         uint64_t gone;
-        /* bytes of graphs whose launches are in progress and have claimed nothing, because their memory was their own */
+        /*
+         * bytes of the graphs whose launches are in progress and have claimed nothing, because these graphs still had
+         * their memory
+         */
         uint64_t relying;
         uint64_t kept; /* claims of launches that have ended, which are kept for the relying ones */
     } of[VGPU_MAX_DEVICES];

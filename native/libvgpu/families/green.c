@@ -1,8 +1,8 @@
 /*
- * green.c: green contexts. A green context retains the primary context of its device, and creates it if needed, so that
- * context is claimed as if the program had retained it. The green context's own memory is claimed at the size that one
- * of 16 SMs had on an H200, and then read from NVML. Memory that is allocated while it is current belongs to the
- * primary context.
+ * green.c: green contexts. A green context retains the primary context of its device, and creates it if needed, so the
+ * primary context is claimed as if the program had retained it. The green context's own memory is claimed at the size
+ * that one of 16 SMs had on an H200, and then read from NVML. Memory that is allocated while it is current belongs to
+ * the primary context.
  */
 #include "suspended.h"
 #include "capture.h"

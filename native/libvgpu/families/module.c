@@ -178,9 +178,9 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
 }
 
 /*
- * Makes the local memory that a function needs. Returns false if the launch has to make it: outside of the lease, or
- * during a capture, which a change of limits would end; libvgpu measures it afterwards. *result is
- * CUDA_ERROR_OUT_OF_MEMORY above the limit.
+ * Makes the local memory that a function needs. Returns false if it was not made: outside of the lease, during a
+ * capture, which a change of limits would end, or after an error. The launch then makes it, and libvgpu measures it
+ * afterwards; but above the limit *result is CUDA_ERROR_OUT_OF_MEMORY.
  */
 static bool make_local(CUresult asked, int local_bytes, CUresult *result)
 {

@@ -18,7 +18,7 @@
 #include "table.h"
 
 struct vgpu_charge {
-    bool active; /* false: the process is not limited, or there are no bytes to charge */
+    bool active; /* false: nothing is claimed, because the process is not limited or the claim has ended */
     int device;  /* index of the device in the lease */
     uint64_t bytes;
 };
@@ -61,7 +61,10 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
 CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
                              uint64_t bytes, bool *keep);
 
-/* Returns the current context, as the owner of an entry. */
+/*
+ * Returns the owner of an entry: the current context, or the primary context of a green one; NULL if no context is
+ * current.
+ */
 void *vgpu_charge_context(void);
 
 /*

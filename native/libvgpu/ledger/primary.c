@@ -5,7 +5,7 @@
 
 #include "in_child.h"
 
-/* maximum of recorded contexts; memory of further contexts is released only when its pointers are freed */
+/* maximum of recorded green contexts; the charge for memory of a further one ends only when the memory is freed */
 enum { NAMES_MAX = 256 };
 
 static struct name {

@@ -32,7 +32,7 @@ struct vgpu_source {
     VGPU_RETAINED           \
     __attribute__((section("vgpu_sources"))) static const struct vgpu_source *const source##_listed = &source
 
-/* Call `settle`, or `give_back`, of every source. */
+/* Call `settle`, or `give_back`, of every source. Return true if no source had changed, or if some memory was freed. */
 bool vgpu_sources_settle(int device);
 bool vgpu_sources_give_back(int device);
 

@@ -170,7 +170,7 @@ static __attribute__((noinline)) bool look_up(struct shard *shard, enum vgpu_kin
     return found;
 }
 
-/* Without the lock: an entry of this thread itself is visible, because the thread added it before. */
+/* Reads the count without the lock: an entry that this thread itself has added is visible to it. */
 static bool is_empty(const struct shard *shard)
 {
     return __atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0;

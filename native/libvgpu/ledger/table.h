@@ -42,8 +42,8 @@ struct vgpu_entry {
 #define VGPU_SHARED_MAX (1u << 20)
 
 /*
- * All functions of this file are thread-safe. put replaces an entry with the same kind and key; it returns false if
- * memory is short.
+ * All functions of this file are thread-safe. put stores an entry, in place of one with the same kind and key; it
+ * returns false if memory is short. get copies an entry, and take also removes it; they return false if there is none.
  */
 bool vgpu_table_put(const struct vgpu_entry *entry);
 bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);

@@ -163,7 +163,7 @@ static void close_lease(void)
     vgpu_slot_lock_drop(); /* from now on a process that starts may clear the slot */
 }
 
-/* Takes a slot and registers. The arbiter refuses only if the lease is closed. */
+/* Takes a slot and registers. An arbiter that refuses is an error only if the lease is closed. */
 static CUresult join(void)
 {
     int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;

@@ -16,7 +16,7 @@
 
 #include "cuda_api.h"
 
-#define VGPU_DIGESTS 256u /* most digests between two calls of vgpu_digest_read */
+#define VGPU_DIGESTS 256u /* maximum of digests between two calls of vgpu_digest_read */
 
 struct vgpu_digest {
     uint64_t a;

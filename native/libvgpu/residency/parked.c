@@ -13,8 +13,11 @@
 #include "in_child.h"
 #include "lease.h"
 
-#define BLOCK_BYTES (512ull << 20) /* few descriptors, and little room beside the memory itself */
-#define LOOK_NS 200000             /* interval of looking for the result of a copy */
+/*
+ * size of a block: so large that few descriptors are needed, and so small that little room is needed beside the memory
+ */
+#define BLOCK_BYTES (512ull << 20)
+#define LOOK_NS 200000 /* interval of looking for the result of a copy */
 
 static struct block {
     int fd;
@@ -34,7 +37,10 @@ static CUuuid here(void)
     return uuid;
 }
 
-/* Moves a descriptor above the standard ones, where a program might replace it, and lets no program inherit it. */
+/*
+ * Moves a descriptor above the standard ones, which a program might replace, and makes it close-on-exec. Returns the
+ * new one, or -1.
+ */
 static int kept(int fd)
 {
     int above = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -99,7 +105,8 @@ static void unmap_block(const struct block *block, CUdeviceptr base)
 }
 
 /*
- * Chooses the chunks of the next block, whole ones only (vgpu_chunk.leaves). Returns their bytes; 0: no chunk is left.
+ * Marks the chunks of the next block (vgpu_chunk.leaves); a chunk is not divided. Returns the size of these chunks in
+ * bytes; 0: no chunk is left.
  */
 static uint64_t choose(void)
 {
@@ -172,7 +179,10 @@ void vgpu_parked_out(CUstream stream)
         continue;
 }
 
-/* Writes the list of the blocks and of those that are to get their contents. Returns a descriptor of it, or -1. */
+/*
+ * Writes a list of pairs: each parked block, and the new block that is to get its contents. Returns a descriptor of it,
+ * or -1.
+ */
 static int write_list(const struct block *made)
 {
     struct vgpu_parked_list head = {.magic = VGPU_PARKED_MAGIC, .count = count, .result = VGPU_PARKED_ASKED};
@@ -189,7 +199,7 @@ static int write_list(const struct block *made)
     return -1;
 }
 
-/* Asks vgpud for the copy, and waits for its result. */
+/* Asks vgpud to copy the parked blocks into `made`, and waits for the result, or until `stop` returns true. */
 static CUresult ask(const struct block *made, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = LOOK_NS};
@@ -208,7 +218,10 @@ static CUresult ask(const struct block *made, bool (*stop)(void))
     return head.result == VGPU_PARKED_ASKED ? CUDA_ERROR_NOT_READY : (CUresult)head.result;
 }
 
-/* Makes blocks on this device, and lets vgpud fill them. */
+/*
+ * Makes blocks on this device, and has vgpud copy the parked blocks into them. On success they replace the parked
+ * blocks.
+ */
 static CUresult cross(bool (*stop)(void))
 {
     struct block *made = calloc(count, sizeof(*made));

@@ -1,9 +1,9 @@
 /*
  * parked.h: evictable memory that waits on its device while the driver moves the process to another one. The chunks are
  * copied into blocks of memory that is exported and then released: for the driver the process no longer has this
- * memory, and the exported descriptors alone keep it. So no other process has to live for it, and a move that is
- * undone finds it where it was. On the new device, which cannot be reached from here, vgpud has the blocks copied into
- * new ones (lease.h, vgpu_parked_list).
+ * memory, and the exported descriptors alone keep it. So no other process must live on to keep the memory, and a move
+ * that is undone finds the memory where it was. On the new device, which cannot be reached from here, vgpud has the
+ * blocks copied into new ones (lease.h, vgpu_parked_list).
  *
  * Precondition of each function: the caller is the thread of swap.h, no other thread is inside, and a context of the
  * device is current.
@@ -20,8 +20,9 @@
 void vgpu_parked_out(CUstream stream);
 
 /*
- * Brings all parked chunks back. If the device is another one, it asks for the copy and waits, until `stop` returns
- * true (then CUDA_ERROR_NOT_READY). After an error, chunks may still be parked, and the next call continues.
+ * Brings all parked chunks back. If the process is on another device than the blocks, or cannot import them, it asks
+ * vgpud for copies of them and waits, until `stop` returns true (then CUDA_ERROR_NOT_READY). After an error, chunks may
+ * still be parked, and the next call continues.
  */
 CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void));
 

@@ -16,7 +16,7 @@
 
 /*
  * Reads the lease's history: lines with an index in the lease and an earlier UUID. Returns false if the tenant was
- * never moved, or it cannot be read.
+ * never moved, or the history cannot be read.
  */
 static bool read_history(char history[HISTORY_BYTES])
 {

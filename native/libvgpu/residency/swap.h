@@ -5,8 +5,8 @@
  *
  * A call that uses, makes or frees device memory counts itself as inside while it is in the driver. The call first
  * counts itself, and then checks whether the memory is held. The swap thread first holds the memory
- * (vgpu_suspended_hold), and then waits until no call is inside. So the swap thread waits for every call that reaches
- * the driver. In a process without evictable memory a call pays only a load and a branch for this.
+ * (vgpu_suspended_hold), and then waits until no call is inside. So the swap thread waits for every such call that
+ * reaches the driver. In a process without evictable memory a call pays only a load and a branch for this.
  *
  * Any thread may call these functions. vgpu_swap_enter waits without a time limit, until the lease is resumed.
  */
