@@ -102,10 +102,7 @@ int command_fill(const struct options *options)
         total += pieces[i].bytes;
     if (!options->keep)
         drop_all(options, pieces, count);
-    /*
-     * in this line filled_bytes is the number of allocated bytes; total_bytes has the same value, and is not the
-     * device's total
-     */
+    /* in this line total_bytes is the number of bytes allocated, and not the device's total */
     printf("{\"state\": \"filled\", \"total_bytes\": %llu, \"pieces\": %llu, \"result\": \"%s\", \"pid\": %d",
            (unsigned long long)total, (unsigned long long)count, result_name(result), getpid());
     print_end();
@@ -123,8 +120,8 @@ static double now_seconds(void)
 }
 
 /*
- * Allocates and frees at random, with many live allocations, to provoke races between processes. After it has made its
- * context, each process waits for the end of its stdin.
+ * Allocates and frees at random, with many live allocations, to provoke races between processes. With
+ * --then-wait-on-stdin the process waits for the end of its standard input after it has made its context.
  */
 int command_churn(const struct options *options)
 {

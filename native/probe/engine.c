@@ -1,11 +1,12 @@
 /*
  * vgpu-engine-probe UUID: can the arbiter preempt a tenant on this device in the middle of a kernel?
  *
- * Tested with a kernel of its own and another process, which copies the open control file for each call as the arbiter
- * does. The kernel runs; disabled, it makes no progress for far longer than it needs, while copies continue; enabled,
- * it continues and ends with the same result as undisturbed. One JSON line: {"engine": "cut" or "gate", "why": ...,
- * "off_us", "on_us", "context_mib": what a context takes on the device, by NVML; 0: not known}. Exit status: 0 if there
- * is an answer, 1 if the driver does not let the program work at all, 2 for wrong arguments.
+ * The program runs a kernel of many steps. Another process of it disables and enables the kernel's channels, and for
+ * each call copies the open control file as the arbiter does. The device can be preempted if the disabled kernel makes
+ * no progress for far longer than it needs, while copies continue, and the enabled kernel ends with the result of an
+ * undisturbed one. The output is one JSON line: {"engine": "cut" or "gate", "why": ..., "off_us", "on_us",
+ * "context_mib": what a context takes on the device, by NVML; 0: not known}. Exit status: 0 if there is an answer, 1 if
+ * the driver does not let the program work at all, 2 for wrong arguments. SIGALRM ends the program after 30 s.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -38,7 +39,10 @@ enum {
     PROCESSES = 1024
 };
 
-/* A kernel of many steps, each some 2.5 us on a card of 1.5 GHz, 30 ms in all. A simulated card only uses the time. */
+/*
+ * A kernel of many steps, each some 2.5 us on a card of 1.5 GHz, 30 ms in all. A simulated card only takes the time in
+ * the text's first comment.
+ */
 static const char ptx[] =
     ".version 6.0\n.target sm_50\n.address_size 64\n// vgpu-sim-microseconds=30000\n"
     ".visible .entry count(.param .u64 steps, .param .u64 counter)\n{\n"
@@ -312,7 +316,10 @@ static bool prove(void)
     return outcome == OVER ? say("the kernel was over before it could be stopped") : outcome == PROVED;
 }
 
-/* The memory of this process on the device, by NVML, in MiB; 0: not known, as with a pid namespace of its own. */
+/*
+ * Returns the memory of this process on the device, by NVML, in MiB; 0 if it is not known, as in a separate pid
+ * namespace.
+ */
 static unsigned long long held_mib(const char *uuid)
 {
     static nvmlProcessInfo_t processes[PROCESSES];

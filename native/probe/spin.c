@@ -286,7 +286,10 @@ static void sleep_until(uint64_t at)
         continue;
 }
 
-/* Reports the number of finished kernels at the end of each window, even if the launching thread is blocked. */
+/*
+ * The numbers of finished kernels at the end of each window. A thread notes them, even if the launching thread is
+ * blocked.
+ */
 static struct {
     uint64_t start, window;
     unsigned count;
