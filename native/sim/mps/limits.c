@@ -10,7 +10,7 @@ void limits_init(struct limits *l)
 }
 
 /*
- * Sets the default percentage. 0, values above 100 and text that is no number keep the old value; no error is printed
+ * Sets the thread percentage. 0, values above 100 and text that is no number keep the old value; no error is printed
  * (measured).
  */
 void limits_set_percentage(struct limits *l, const char *text)
@@ -22,8 +22,8 @@ void limits_set_percentage(struct limits *l, const char *text)
 }
 
 /*
- * Measured on 550: "1.5G" is 1 MiB, and "-1M" wraps. A number without a letter, or with another letter than G (even K),
- * is in MiB. The daemon refuses nothing.
+ * Parses a memory limit as NVIDIA's daemon does. Measured on 550: "1.5G" is 1 MiB, and "-1M" wraps. A number without a
+ * letter, or with another letter than G (even K), is in MiB. The daemon refuses nothing.
  */
 static uint64_t parse_bytes(const char *text)
 {

@@ -16,7 +16,10 @@ static int node_branch(void)
     return state == NULL ? 0 : sim_branch(state);
 }
 
-/* What `-v` prints with branches 580, 595 and 615 (measured); other branches are taken for the next older of these. */
+/*
+ * Returns the version that `-v` prints: as measured with branches 580, 595 and 615. Another branch counts as the next
+ * older of these.
+ */
 static int binary_version(void)
 {
     int branch = node_branch();

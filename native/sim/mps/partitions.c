@@ -1,7 +1,7 @@
 /*
  * Static SM partitions (`-S`, branch 590 and later). The commands and the variable are from NVIDIA's MPS guide, "Legacy
  * MPS v2 Interface". The words of the replies and the columns of `lspart` are as public scripts for CUDA 13.1 read
- * them. Assumed: an id ends with its daemon. This daemon partitions its first device only.
+ * them. Assumed: a partition's id is valid until its daemon ends. This daemon partitions its first device only.
  */
 #include <stdlib.h>
 #include <string.h>

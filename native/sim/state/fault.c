@@ -40,7 +40,7 @@ int sim_fault_check(struct sim_state *s, const char *function, int device)
         return 0;
     if (hit.action == SIM_FAULT_SLOW)
         delay(hit.delay_us);
-    while (hit.action == SIM_FAULT_HANG) /* hangs until the process is killed or the faults are cleared */
+    while (hit.action == SIM_FAULT_HANG) /* hangs until the process is killed or all faults are cleared */
     {
         delay(20000);
         if (atomic_load(&s->fault_count) == 0)

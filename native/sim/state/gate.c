@@ -15,8 +15,8 @@ bool sim_gate_shut(const struct sim_proc *p)
 }
 
 /*
- * A caller of a suspended process's driver waits for a pthread_rwlock without a timeout, in private memory, as in
- * NVIDIA's driver 580. A thread of the simulated driver holds the lock while the gate is shut.
+ * In a suspended process, a thread that calls the driver waits for a pthread_rwlock without a timeout, in private
+ * memory, as with NVIDIA's driver 580. A thread of the simulated driver holds the lock while the gate is shut.
  */
 static pthread_rwlock_t g_calls = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_mutex_t g_keeping = PTHREAD_MUTEX_INITIALIZER;

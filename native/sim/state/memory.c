@@ -1,4 +1,4 @@
-/* Memory that a process takes on a device, as the driver's part in the kernel gives it. */
+/* Gives a process memory on a device, as the kernel part of the driver does. */
 #include <unistd.h>
 
 #include "state.h"

@@ -146,8 +146,8 @@ static uint32_t make_client(struct sim_state *s, int fd, struct rm_alloc *a)
 }
 
 /*
- * Makes an object of a client's tree. The parameters of a device object name the use; a real driver's client names the
- * instance by a further object.
+ * Makes an object of a client's tree. The parameters of a device object name the use; a client of the real driver names
+ * the instance by a further object.
  */
 static uint32_t make_object(struct sim_state *s, struct sim_proc *p, const struct rm_alloc *a)
 {

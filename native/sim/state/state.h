@@ -62,9 +62,11 @@ struct sim_gi_profile {
     char name[64];
 };
 
-/* Work of one process on one engine, in nanoseconds of that engine's undivided time. `done` follows
- * `submitted`; the segments give the moment at which any recent position was reached: from `at_ns`, when
- * `done` was, it went on at `rate`, or (period_ns > 0) did `chunk` of work once in every period. */
+/*
+ * A run of a queue (history.c). At the time at_ns, the queue had completed `done` of its work. From then on it
+ * completed `rate` of work per nanosecond, or if period_ns > 0, `chunk` of work in each period. Work is measured in
+ * nanoseconds of the engine's undivided time.
+ */
 struct sim_segment {
     uint64_t at_ns, period_ns;
     double done, rate, chunk;

@@ -17,7 +17,7 @@ from vgpu_sim.profile import ProfileError
 
 DEFAULT_PROFILE = "h200x8"
 DEFAULT_STATE = "VGPU_SIM_STATE"
-#: The conditions of a card that need repair: nvmlDeviceGpuRecoveryAction_t, or a number of rows or banks.
+#: Faults that make a card need repair; each has a number: an nvmlDeviceGpuRecoveryAction_t, rows or banks.
 SICK = ("recovery", "rows-pending", "rows-failed", "banks-pending")
 NVML_FUNCTION_NOT_FOUND, CUDA_NOT_FOUND = 13, 500
 

@@ -20,7 +20,7 @@ CONTROL_DEVICE = "libvgpu-sim-rm.so"
 
 
 class NodeError(RuntimeError):
-    """vgpu-simctl failed, or is missing."""
+    """Raised if vgpu-simctl fails or is missing, or if no node or no command is given."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ MIG_PROFILE_KEYS = {
 
 
 class ProfileError(ValueError):
-    """The profile cannot be used; the message names the key."""
+    """Raised if a profile cannot be used."""
 
 
 def _stable_uuid(*parts: object) -> uuid.UUID:
@@ -130,7 +130,7 @@ def _topology_lines(profile: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 def flatten(profile: Mapping[str, Any], seed: str = "") -> str:
     """Returns the description of the whole node as text. `seed` changes every UUID and serial number.
 
-    Raises ProfileError for a profile of another version, and for a missing or unknown key.
+    Raises ProfileError for a profile of another version, a missing or unknown key, and a wrong value.
     """
     if profile.get("version") != 1:
         raise ProfileError(f"version: {profile.get('version')!r} is not 1")
