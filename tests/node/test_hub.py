@@ -79,6 +79,27 @@ def test_a_long_history_is_read_in_pages() -> None:
     clock.run(work())
 
 
+def test_an_event_older_than_the_kept_ones_comes_without_its_allocation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "_RECENT", 2)
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r1"))
+        hub = Hub(partial(history_of, 3))
+        for revision in (1, 2, 3):
+            hub.publish(event(revision), held)
+        stream = hub.subscribe(0)
+        assert [await anext(stream) for _ in range(3)] == [
+            (event(1), None),
+            (event(2), held),
+            (event(3), held),
+        ]
+
+    clock.run(work())
+
+
 def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_QUEUE", 4)
 
