@@ -320,6 +320,37 @@ def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users(tmp_p
     asyncio.run(attack())
 
 
+@needs("root", "fuse")
+def test_a_message_whose_receive_waits_holds_no_turn_of_other_users(tmp_path: Path) -> None:
+    """An attack: the kernel closes a second descriptor before the process that receives it can answer."""
+    pace = Pace(0.0)
+
+    async def attack() -> None:
+        own = os.pidfd_open(os.getpid())
+        with contextlib.ExitStack() as stack:
+            sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 1))
+            tasks = []
+            for user, more in ((7, [next(sockets)]), (8, [])):
+                ours, theirs = map(stack.enter_context, socket.socketpair())
+                ours.setblocking(False)
+                descriptors = [own, *(one.fileno() for one in more)]
+                socket.send_fds(theirs, [REQUEST.pack(MAGIC, Verb.BIND, 0, 0, 0)], descriptors)
+                for one in more:
+                    one.close()
+                tasks.append(asyncio.ensure_future(receive(ours, user, pace)))
+                if more:
+                    assert await asyncio.to_thread(file.asked)
+            async with asyncio.timeout(300):
+                assert (await tasks[1]).process is not None
+            assert not tasks[0].done()
+        with pytest.raises(ConnectionAbortedError):
+            await tasks[0]
+        await until(lambda: not any(map(runtime_wire._receivers.taken_by, (7, 8))))
+        os.close(own)
+
+    asyncio.run(attack())
+
+
 def test_a_second_descriptor_behind_a_pidfd_does_not_reach_vgpud() -> None:
     """An attack: vgpud would have the last copy of the second one, whose close may wait."""
     caller, theirs = socket.socketpair()

@@ -79,10 +79,13 @@ async def _head(
     async with nullcontext() if pace is None else pace.turn(user):
         began = clock.now()
         try:
-            head, pidfds = await _with_descriptor(connection, user)
+            answering = _receiver(connection, user)
         finally:
             if pace is not None:
                 pace.took(clock.now() - began)
+    with answering:  # outside of the turn: the caller decides how long it takes
+        await _readable(answering)
+        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
     process = None
     for pidfd in pidfds:
         process = passed_process(pidfd)
@@ -90,13 +93,6 @@ async def _head(
     if not head:
         raise ConnectionAbortedError("the peer passed more than one descriptor")
     return head + await _exactly(connection, REQUEST.size - len(head)), process
-
-
-async def _with_descriptor(connection: socket.socket, user: int) -> tuple[bytes, list[int]]:
-    with _receiver(connection, user) as answering:
-        await _readable(answering)
-        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
-    return head, pidfds
 
 
 def _receiver(connection: socket.socket, user: int) -> socket.socket:
