@@ -77,7 +77,7 @@ from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket, send_away
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
-from vgpud.untrusted import Untrusted
+from vgpud.untrusted import Untrusted, renew_ended_keeper
 
 T = TypeVar("T")
 log = structlog.get_logger("vgpud")
@@ -470,7 +470,7 @@ def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEven
 
 async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
     """Notifies systemd's watchdog from the event loop each time the ledger has answered, so that systemd
-    restarts a hung daemon.
+    restarts a hung daemon. A keeper that was killed is replaced meanwhile.
 
     The sockets are not checked: callers can delay them, and could so cause a restart.
     """
@@ -480,6 +480,7 @@ async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
         # help.
         with suppress(VgpuError):
             await ledger.answer()
+        renew_ended_keeper()
         sd.notify("WATCHDOG=1", f"STATUS={keeper.listings.describe().status}")
         await asyncio.sleep(period)
 

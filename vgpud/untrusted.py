@@ -12,6 +12,7 @@ import array
 import errno
 import os
 import resource
+import select
 import socket
 import struct
 import subprocess
@@ -19,7 +20,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -29,7 +31,9 @@ _MESSAGE = struct.Struct("=QQ")  # struct keeper_message: number, user
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # sockets that one keeper takes; then another one is started, since sockets that callers keep open add up
 _MOST_HELD = 100_000
-_SPARE_DESCRIPTORS = 64
+_SPARE_DESCRIPTORS = 16
+# wait for a keeper that reads no messages; a killed one may not end: a thread of it may wait in a close
+_ANSWER_MILLISECONDS = 250
 _UNKNOWN_USER = (1 << 64) - 1
 
 
@@ -69,14 +73,14 @@ def start_helper(words: Sequence[str], stdin: int, stdout: int) -> "subprocess.P
 
 
 class _Keeper:
-    """A running keeper. It ends when vgpud has ended, or all that it holds is closed and this object gone."""
+    """A running keeper. It ends when vgpud has ended, or when all that it holds is closed after `leave`."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._numbers = count()
+        self._line.setblocking(False)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unbound = soft == resource.RLIM_INFINITY
-        self.left = _MOST_HELD if unbound else min(_MOST_HELD, soft - _SPARE_DESCRIPTORS)
+        self._left = _MOST_HELD if unbound else min(_MOST_HELD, soft - _SPARE_DESCRIPTORS)
         pidfd = os.pidfd_open(os.getpid())
         try:
             with theirs:
@@ -84,17 +88,39 @@ class _Keeper:
         finally:
             os.close(pidfd)
 
-    def hold(self, held: socket.socket, user: int) -> int:
-        """Returns the number by which `drop` knows the socket. Raises OSError if the keeper has ended."""
-        number = next(self._numbers)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held.fileno()]))
-        self._line.sendmsg([_MESSAGE.pack(number, user)], [rights])
-        self.left -= 1
-        return number
+    def hold(self, number: int, user: int, descriptor: int) -> bool:
+        """Returns False if the keeper has ended, is full, or reads no messages."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
+        self._left -= 1
+        return self._left >= 0 and self._tell(_MESSAGE.pack(number, user), rights)
 
-    def drop(self, number: int) -> None:
-        with suppress(OSError):
-            self._line.send(_MESSAGE.pack(number, 0))
+    def drop(self, number: int) -> bool:
+        """Returns False if the keeper has ended, or reads no messages."""
+        return self._tell(_MESSAGE.pack(number, 0))
+
+    def has_ended(self) -> bool:
+        return self._is_ready(0, 0)
+
+    def leave(self) -> None:
+        """Has the keeper close what it holds. Another one holds what is still open."""
+        self._line.close()
+        self._process.poll()
+
+    def _tell(self, message: bytes, *rights: tuple[int, int, "array.array[int]"]) -> bool:
+        while True:
+            try:
+                self._line.sendmsg([message], rights)
+                return True
+            except BlockingIOError:
+                if not self._is_ready(select.POLLOUT, _ANSWER_MILLISECONDS):
+                    return False
+            except OSError:
+                return False
+
+    def _is_ready(self, events: int, milliseconds: int) -> bool:
+        poll = select.poll()
+        poll.register(self._line, events)  # POLLHUP is always reported
+        return bool(poll.poll(milliseconds))
 
 
 class Untrusted(socket.socket):
@@ -107,16 +133,27 @@ class Untrusted(socket.socket):
     user_of: Callable[[int], int] = staticmethod(lambda uid: uid)  # the user to whom a uid counts
     may_pass = True
     _listens = True
-    _running: _Keeper | None = None  # the keeper that takes sockets now
-    _held: tuple[_Keeper, int] | None = None
+    _user = _UNKNOWN_USER
+    _number = 0
+    _numbers = count(1)
+    _running: _Keeper | None = None
+    # what the keeper holds, or the next one if there is none
+    _held: ClassVar[WeakSet["Untrusted"]] = WeakSet()
 
     def keep(self) -> bool:
         """Has a keeper hold this socket, if callers may pass descriptors. Returns False if no keeper can be
         started. Called for a listener before a caller can connect.
         """
-        if self.may_pass:
-            self._hold(_UNKNOWN_USER)
-        return self._held is not None or not self.may_pass
+        if not self.may_pass or self.fileno() < 0:
+            return True
+        renew_ended_keeper()
+        is_new = self not in Untrusted._held
+        if is_new:
+            Untrusted._held.add(self)
+            self._number = next(Untrusted._numbers)
+        if Untrusted._running is None or (is_new and not self._hold_by(Untrusted._running)):
+            _renew()
+        return Untrusted._running is not None
 
     def accept(self) -> tuple[socket.socket, Any]:
         made, address = super().accept()
@@ -125,8 +162,9 @@ class Untrusted(socket.socket):
         if connection.may_pass:
             # an urgent byte is passed over by a look, and dropped by a receive
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+            connection._user = _user_of(connection)
             self.keep()
-            connection._hold(_user_of(connection))
+            connection.keep()
         return connection, address
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
@@ -137,16 +175,16 @@ class Untrusted(socket.socket):
 
     def close(self) -> None:
         kept = self.keep()
-        held, self._held = self._held, None
-        if (held is not None or not kept) and not self._listens:  # a listener may be systemd's, too
+        held = self in Untrusted._held
+        Untrusted._held.discard(self)
+        if held and not self._listens:  # a listener may be systemd's, too
             with suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)  # the caller sees the end, although the keeper has a copy
         if not kept:
             self.detach()  # the descriptor stays open: its close could wait without end
         super().close()
-        if held is not None:
-            keeper, number = held
-            keeper.drop(number)
+        if held and Untrusted._running is not None and not Untrusted._running.drop(self._number):
+            _renew()
 
     def _looked(self, size: int) -> int:
         """How many of the next `size` bytes can be received. Raises ConnectionAbortedError if descriptors
@@ -159,18 +197,27 @@ class Untrusted(socket.socket):
             raise ConnectionAbortedError(errno.ECONNABORTED, "the caller passed descriptors")
         return len(data)
 
-    def _hold(self, user: int) -> None:
-        """Has a keeper hold this socket, if none does. Nothing changes if no keeper can be started."""
-        if self._held is not None or self.fileno() < 0:
-            return
-        for _ in range(2):  # the keeper may have been killed
-            with suppress(OSError):
-                keeper = Untrusted._running
-                if keeper is None or keeper.left <= 0:
-                    keeper = Untrusted._running = _Keeper()
-                self._held = keeper, keeper.hold(self, user)
-                return
-            Untrusted._running = None
+    def _hold_by(self, keeper: _Keeper) -> bool:
+        return keeper.hold(self._number, self._user, self.fileno())
+
+
+def renew_ended_keeper() -> None:
+    """If the keeper has ended, has another one hold what it held. Each accept and close does the same."""
+    if Untrusted._running is not None and Untrusted._running.has_ended():
+        _renew()
+
+
+def _renew() -> None:
+    """Has another keeper hold all that is held. If that fails there is none, and nothing is held."""
+    if Untrusted._running is not None:
+        Untrusted._running.leave()
+    Untrusted._running = None
+    with suppress(OSError):
+        keeper = _Keeper()
+        if all(one._hold_by(keeper) for one in tuple(Untrusted._held) if one.fileno() >= 0):
+            Untrusted._running = keeper
+        else:
+            keeper.leave()
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -14,8 +14,8 @@
 
 #define STACK_BYTES 65536
 /*
- * Wait before a socket is closed: a child of the holder that is between fork(2) and exec(2) has a copy, and must not be
- * the last to close it.
+ * Wait before a socket is closed: a child of the holder that is between fork(2) and exec(2), or a holder that ends, has a
+ * copy, and must not be the last to close it.
  */
 #define SETTLE_S 1
 
@@ -147,18 +147,11 @@ static bool has_descriptors(int fd)
 }
 
 /*
- * Closes the socket: at once if that cannot wait, or else on a thread. If memory or threads are short, the socket stays
- * open until the next socket of its user is closed, or the keeper ends.
+ * Closes the socket on a thread. If memory or threads are short, the socket stays open until the next socket of its
+ * user is closed, or the keeper ends.
  */
-static void let_go(int fd, uint64_t number)
+static void close_later(int fd, uint64_t number)
 {
-    if (!listens(fd)) { /* a listener is not shut down: another process may use it, too */
-        shutdown(fd, SHUT_RDWR);
-        if (!has_descriptors(fd)) {
-            close(fd);
-            return;
-        }
-    }
     struct closing *item = malloc(sizeof(*item));
     pthread_mutex_lock(&users_lock);
     struct user *user = item == NULL ? NULL : user_of(number);
@@ -170,6 +163,19 @@ static void let_go(int fd, uint64_t number)
         free(item);
     }
     pthread_mutex_unlock(&users_lock);
+}
+
+/* Closes a socket that the holder has closed: at once if that cannot wait, or else on a thread. */
+static void let_go(int fd, uint64_t number)
+{
+    if (!listens(fd)) { /* a listener is not shut down: another process may use it, too */
+        shutdown(fd, SHUT_RDWR);
+        if (!has_descriptors(fd)) {
+            close(fd);
+            return;
+        }
+    }
+    close_later(fd, number);
 }
 
 static void hold(const struct keeper_message *message, int fd)
@@ -236,15 +242,27 @@ static void drop_all(void)
         drop(held[held_count - 1].message.number);
 }
 
+/* The holder has closed the line, and goes on: it has another keeper, which holds what the holder has open. */
+static void leave_all(void)
+{
+    while (held_count > 0) {
+        held_count--;
+        close_later(held[held_count].fd, held[held_count].message.user);
+    }
+}
+
 int keeper_run(void)
 {
     struct pollfd watched[] = {{.fd = KEEPER_LINE, .events = POLLIN}, {.fd = KEEPER_HOLDER, .events = POLLIN}};
     prctl(PR_SET_NAME, "vgpu-keeper");
     signal(SIGTERM, SIG_IGN); /* systemd sends SIGTERM when it stops the unit; the keeper must outlive its holder */
     while (watched[0].fd >= 0 || held_count > 0) {
-        if (poll(watched, 2, -1) < 0 && errno != EINTR)
+        int ready = poll(watched, 2, watched[0].fd >= 0 ? -1 : SETTLE_S * 1000);
+        if (ready < 0 && errno != EINTR)
             return EXIT_FAILURE;
-        if (watched[0].fd >= 0 && watched[0].revents != 0) {
+        if (ready == 0) {
+            leave_all();
+        } else if (watched[0].fd >= 0 && watched[0].revents != 0) {
             if (!serve_one())
                 watched[0].fd = -1;
         } else if (watched[1].revents != 0) {

@@ -28,8 +28,8 @@ enum {
 };
 
 /*
- * Serves until the line is closed and no socket is held; when the holder has ended, all sockets are dropped. The
- * process ends when the kernel has closed all sockets. Returns the exit status if it cannot serve.
+ * Serves until the holder has ended, or has closed the line because another keeper holds what it has open. The process
+ * ends when the kernel has closed all sockets. Returns the exit status if it cannot serve.
  */
 int keeper_run(void);
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "loop.h"
+#include "untrusted.h"
 
 static struct source timer;
 
@@ -37,6 +38,7 @@ static void beat(struct source *source, uint32_t events)
     uint64_t count;
     (void)events;
     (void)!read(source->fd, &count, sizeof(count));
+    untrusted_renew();
     notify("WATCHDOG=1");
 }
 

@@ -1,6 +1,7 @@
 #include "untrusted.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -17,20 +18,22 @@
 #define SO_PASSRIGHTS 83 /* value in include/uapi/asm-generic/socket.h since Linux 6.16 */
 #endif
 
-/* Sockets that one keeper takes; then another one is started, since those that tenants keep from closing add up. */
+/* Sockets that one keeper takes. Then another one is started, since those that tenants keep from closing add up. */
 #define KEEPER_MAX 100000u
-#define KEEPER_SPARE 64u /* descriptors that a keeper needs for itself */
+#define KEEPER_SPARE 16u /* descriptors that a keeper needs for itself */
+/* Wait for a keeper that reads no messages. A killed one may not end: a thread of it may wait in a close. */
+#define KEEPER_ANSWER_MS 250
 
 extern char **environ;
 
 static bool may_pass;   /* the kernel cannot refuse descriptors */
-static int keeper = -1; /* line to the keeper that takes sockets now */
+static int keeper = -1; /* line to the keeper */
 static rlim_t keeper_left;
 
 /* by descriptor */
 static struct entry {
-    int line;      /* of a socket: 1 + the line to its keeper; 0: none holds it */
-    uint32_t held; /* of a line: the sockets that its keeper holds */
+    bool held; /* or to be held by the next keeper, if there is none */
+    uint64_t user;
 } *table;
 static size_t table_room;
 
@@ -72,28 +75,20 @@ static bool make_room(int fd)
     return true;
 }
 
-/* Closes a line that is used no more. Its keeper ends when the kernel has closed its sockets. */
-static void leave(int line)
-{
-    if (line != keeper && table[line].held == 0)
-        close(line);
-}
-
-/* Starts a keeper for the sockets from now on. The keeper before it keeps what it holds. */
+/* Leaves the keeper, which closes what it holds, and starts another one. */
 static void start_keeper(void)
 {
     int pair[2];
-    int before = keeper;
     struct rlimit limit;
+    if (keeper >= 0)
+        close(keeper);
     keeper = -1;
-    if (before >= 0)
-        leave(before);
     while (waitpid(-1, NULL, WNOHANG) > 0)
         continue;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
         return;
     int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    if (pidfd < 0 || !make_room(pair[0]) || spawn(pair[1], pidfd) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    if (pidfd < 0 || spawn(pair[1], pidfd) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         close(pair[0]);
     } else {
         keeper = pair[0];
@@ -104,10 +99,16 @@ static void start_keeper(void)
         close(pidfd);
 }
 
-/* Tells the keeper that it is to hold fd, or without one that it is to drop `number`. */
-static bool tell(int line, uint64_t number, uint64_t user, int fd)
+static bool is_ready(short events, int milliseconds)
 {
-    struct keeper_message message = {.number = number, .user = user};
+    struct pollfd line = {.fd = keeper, .events = events};
+    return poll(&line, 1, milliseconds) > 0;
+}
+
+/* Tells the keeper that it is to hold fd, or without one that it is to drop `number`. */
+static bool tell(int number, uint64_t user, int fd)
+{
+    struct keeper_message message = {.number = (uint64_t)number, .user = user};
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
@@ -125,30 +126,51 @@ static bool tell(int line, uint64_t number, uint64_t user, int fd)
     }
     ssize_t sent;
     do
-        sent = sendmsg(line, &header, MSG_NOSIGNAL);
-    while (sent < 0 && errno == EINTR);
+        sent = sendmsg(keeper, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && (errno == EINTR || (errno == EAGAIN && is_ready(POLLOUT, KEEPER_ANSWER_MS))));
     return sent == (ssize_t)sizeof(message);
 }
 
 static bool is_held(int fd)
 {
-    return (size_t)fd < table_room && table[fd].line != 0;
+    return keeper >= 0 && (size_t)fd < table_room && table[fd].held;
+}
+
+/* Has the keeper hold a socket of the table. Returns false if it has ended, is full, or reads no messages. */
+static bool hand_over(int fd)
+{
+    if (keeper_left == 0 || !tell(fd, table[fd].user, fd))
+        return false;
+    keeper_left--;
+    return true;
+}
+
+/* Has another keeper hold all that is held. If that fails there is none, and nothing is held. */
+static void renew(void)
+{
+    start_keeper();
+    for (size_t fd = 0; keeper >= 0 && fd < table_room; fd++) {
+        if (table[fd].held && !hand_over((int)fd)) {
+            close(keeper);
+            keeper = -1;
+        }
+    }
+}
+
+void untrusted_renew(void)
+{
+    if (keeper >= 0 && is_ready(0, 0)) /* POLLHUP is always reported */
+        renew();
 }
 
 void untrusted_hold(int fd, uint64_t user)
 {
     if (!may_pass || is_held(fd) || !make_room(fd))
         return;
-    for (int tries = 0; tries < 2; tries++) { /* the keeper may have been killed */
-        if (keeper < 0 || keeper_left == 0 || tries > 0)
-            start_keeper();
-        if (keeper >= 0 && tell(keeper, (uint64_t)fd, user, fd)) {
-            keeper_left--;
-            table[fd].line = 1 + keeper;
-            table[keeper].held++;
-            return;
-        }
-    }
+    if (!table[fd].held)
+        table[fd] = (struct entry){.held = true, .user = user};
+    if (keeper < 0 || !hand_over(fd))
+        renew();
 }
 
 ssize_t untrusted_recv(int fd, void *data, size_t size)
@@ -168,16 +190,14 @@ ssize_t untrusted_recv(int fd, void *data, size_t size)
 
 void untrusted_close(int fd)
 {
+    untrusted_renew();
     untrusted_hold(fd, UINT64_MAX); /* if nothing holds it, such as a listener that accepted no connection */
-    if (!is_held(fd)) {
-        close(fd);
-        return;
-    }
-    int line = table[fd].line - 1;
-    table[fd].line = 0;
-    table[line].held--;
-    shutdown(fd, SHUT_RDWR); /* the tenant sees the end, although the keeper has a copy */
+    bool held = is_held(fd);
+    if (held)
+        shutdown(fd, SHUT_RDWR); /* the tenant sees the end, although the keeper has a copy */
+    if ((size_t)fd < table_room)
+        table[fd].held = false;
     close(fd);
-    (void)tell(line, (uint64_t)fd, 0, -1);
-    leave(line);
+    if (held && !tell(fd, 0, -1))
+        renew();
 }

@@ -25,7 +25,7 @@ class Keeper:
     """A keeper that runs, whose holder is this process."""
 
     def __init__(self) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._numbers = count()
         holder = os.pidfd_open(os.getpid())
         words = ["vgpu-keeper", "--keep"]
@@ -44,13 +44,13 @@ class Keeper:
     def close(self, one: socket.socket, user: int) -> None:
         """Closes the socket as a holder does. Returns when the keeper has it."""
         number = next(self._numbers)
-        socket.send_fds(self._line, [struct.pack("=QQ", number, user)], [one.fileno()])
+        socket.send_fds(self.line, [struct.pack("=QQ", number, user)], [one.fileno()])
         one.close()
-        eventually(lambda: fcntl.ioctl(self._line, termios.TIOCOUTQ, bytes(4)) == bytes(4))
-        self._line.send(struct.pack("=QQ", number, 0))
+        eventually(lambda: fcntl.ioctl(self.line, termios.TIOCOUTQ, bytes(4)) == bytes(4))
+        self.line.send(struct.pack("=QQ", number, 0))
 
     def end(self) -> None:
-        self._line.close()
+        self.line.close()
         self.process.wait()
 
 
@@ -105,3 +105,16 @@ def test_a_file_behind_other_bytes_is_closed_on_the_thread_of_its_user(
             with ours:
                 keeper.close(theirs, ATTACKER)
         eventually(keeper.keeps_none)  # the keeper serves on
+
+
+def test_a_keeper_that_is_left_closes_its_copies_and_ends_no_connection() -> None:
+    """Its holder goes on, and has another keeper."""
+    keeper = Keeper()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(keeper.line, [struct.pack("=QQ", 0, ATTACKER)], [theirs.fileno()])
+        keeper.end()
+        ours.send(b"x")
+        assert theirs.recv(1) == b"x"
+        theirs.send(b"y")
+        assert ours.recv(1) == b"y"

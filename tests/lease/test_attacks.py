@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import socket
 import statistics
@@ -155,6 +156,50 @@ def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end
             node.kill_arbiter()
             node.start_arbiter()
             assert registers(attacked)
+
+
+def keepers_of(arbiter: int) -> list[int]:
+    children = Path(f"/proc/{arbiter}/task/{arbiter}/children").read_text().split()
+    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "vgpu-keeper\n"]
+
+
+@needs("root", "fuse")
+@pytest.mark.parametrize("waits", [False, True], ids=["ended", "waits in a close"])
+def test_a_killed_keeper_leaves_no_file_to_the_arbiter(old_kernel: Node, tmp_path: Path, waits: bool) -> None:
+    """A killed keeper does not end while a close waits in it, and reads no more messages."""
+    node, lease = old_kernel, old_kernel.lease()
+    assert node.arbiter is not None
+    with ExitStack() as stack:
+        sockets, file = stack.enter_context(never_written_back(tmp_path / "mount", 2))
+        lines = []
+        for _ in range(2):
+            line = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            assert is_refused(line, lease)  # the arbiter has accepted the connection
+            lines.append(line)
+
+        def attack() -> None:
+            assert node.arbiter is not None
+            node.arbiter.send_signal(signal.SIGSTOP)
+            assert passes(lines.pop(), b"no message", next(sockets))
+            node.arbiter.send_signal(signal.SIGCONT)
+
+        arbiter = node.arbiter.pid
+        eventually(lambda: len(keepers_of(arbiter)) == 1)
+        [keeper] = keepers_of(arbiter)
+        if waits:
+            attack()
+            assert file.asked()
+        pidfd = os.pidfd_open(keeper)
+        os.kill(keeper, signal.SIGKILL)
+        if not waits:
+            select.select([pidfd], [], [])
+        os.close(pidfd)
+        others = [node.lease(f"b{number}") for number in range(8)]
+        for _ in range(40 if waits else 1):  # more messages than the line to the keeper takes
+            assert all(map(registers, others))
+        attack()
+        assert registers(node.lease("a2"))
+        node.kill_arbiter()
 
 
 def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
@@ -640,13 +685,17 @@ def states(node: Node) -> list[str]:
     return found
 
 
+def is_refused(line: socket.socket, lease: Path) -> bool:
+    """Registers without a lock of slot 0. Returns True when the arbiter has refused it."""
+    line.settimeout(300)
+    try:
+        connect_to_arbiter(line, lease)
+        line.send(message(1, 0))
+        return bool(struct.unpack_from("<I", line.recv(4096))[0] == REFUSED)
+    except OSError:
+        return False
+
+
 def registers(lease: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.settimeout(300)
-        try:
-            connect_to_arbiter(line, lease)
-            line.send(message(1, 0))
-            # slot 0 is not locked, so the answer is a refusal
-            return bool(struct.unpack_from("<I", line.recv(4096))[0] == REFUSED)
-        except OSError:
-            return False
+        return is_refused(line, lease)

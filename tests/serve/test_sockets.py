@@ -2,17 +2,22 @@
 
 import grp
 import os
+import select
+import signal
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.conditions import needs
+from tests.lease.conftest import eventually
+from tests.native.harness import ARBITER
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.sockets import (
@@ -23,7 +28,7 @@ from vgpud.serve.sockets import (
     public_sockets,
     send_away,
 )
-from vgpud.untrusted import Untrusted, refuse_descriptors
+from vgpud.untrusted import Untrusted, refuse_descriptors, renew_ended_keeper
 
 
 @pytest.fixture
@@ -136,6 +141,82 @@ def test_without_a_keeper_a_connection_is_shut_down_and_never_closed(
         assert stat.S_ISSOCK(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         listener.close()
+
+
+def keepers_of(*sockets: socket.socket) -> set[int]:
+    """The keepers that have a copy of each of the sockets."""
+    wanted = {os.fstat(one.fileno()).st_ino for one in sockets}
+    found = set()
+    for keeper in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (keeper / "comm").read_text() == "vgpu-keeper\n" and wanted <= {
+                entry.stat().st_ino for entry in (keeper / "fd").iterdir()
+            }:
+                found.add(int(keeper.name))
+    return found
+
+
+class Kept:
+    """A listener and a connection to it, which one keeper holds."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._path = str(path)
+        self.listener = stack.enter_context(Untrusted(socket.AF_UNIX))
+        self.listener.bind(self._path)
+        self.listener.listen()
+        self.caller, self.connection = map(stack.enter_context, self.call())
+        eventually(lambda: bool(keepers_of(self.listener, self.connection)))
+        [self.keeper] = keepers_of(self.listener, self.connection)
+
+    def call(self) -> tuple[socket.socket, socket.socket]:
+        caller = socket.socket(socket.AF_UNIX)
+        caller.connect(self._path)
+        return caller, self.listener.accept()[0]
+
+    def kill(self) -> None:
+        """Returns when the keeper has ended."""
+        pidfd = os.pidfd_open(self.keeper)
+        os.kill(self.keeper, signal.SIGKILL)
+        select.select([pidfd], [], [])
+        os.close(pidfd)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    monkeypatch.setattr(Untrusted, "program", ARBITER)
+    monkeypatch.setattr(Untrusted, "_running", None)
+    with ExitStack() as stack:
+        yield Kept(tmp_path / "s", stack)
+
+
+def test_what_a_killed_keeper_held_is_held_by_another_one(kept: Kept) -> None:
+    kept.kill()
+    renew_ended_keeper()
+    eventually(lambda: bool(keepers_of(kept.listener, kept.connection)))
+
+
+def test_a_connection_is_closed_by_a_keeper_after_the_former_one_was_killed(kept: Kept) -> None:
+    kept.kill()
+    kept.connection.close()
+    eventually(lambda: bool(keepers_of(kept.listener)))
+    assert kept.caller.recv(1) == b""
+
+
+def test_a_keeper_that_reads_no_messages_is_left_and_ends_no_connection(kept: Kept) -> None:
+    """A killed keeper does not end while a close waits in it: it keeps the line open, as one that is
+    stopped.
+    """
+    os.kill(kept.keeper, signal.SIGSTOP)
+    try:
+        for _ in range(1000):
+            for one in kept.call():
+                one.close()
+        eventually(lambda: len(keepers_of(kept.listener, kept.connection)) > 1)
+    finally:
+        os.kill(kept.keeper, signal.SIGCONT)
+    eventually(lambda: kept.keeper not in keepers_of(kept.listener))
+    kept.connection.send(b"x")
+    assert kept.caller.recv(1) == b"x"
 
 
 def test_sockets_of_a_killed_daemon_are_replaced(run_dir: Path) -> None:
