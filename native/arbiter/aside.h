@@ -26,8 +26,8 @@ enum aside {
 
 /*
  * Runs `work` on a copy of `data`, which is copied back when the work is done. The work owns every descriptor in
- * `data`, unless it was not begun. *took_ns: the processor time; it is above ASIDE_MAX_NS if the work is not done.
- * `tenant` is any number that tells tenants apart.
+ * `data`, unless it was not begun. *took_ns is the processor time of the work, or ASIDE_MAX_NS + 1 if the work is not
+ * done. `tenant` is any number that tells tenants apart.
  */
 enum aside aside(uint64_t tenant, void (*work)(void *data), void *data, size_t size, uint64_t *took_ns);
 

@@ -89,8 +89,9 @@ bool channels_uuid(const char *text, uint8_t uuid[16])
 }
 
 /*
- * Reads the channel groups from a slot's table, if possible between two equal, even generations; after `tries` attempts
- * it takes what was read last.
+ * Reads the channel groups from a slot's table, if possible between two equal, even generations (the generation is odd
+ * while the process writes the table). After `tries` attempts it takes what was read last. Returns false if the table
+ * cannot be read, is too long or has no group.
  */
 static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *budget, struct vgpu_channel_table *table)
 {
@@ -261,7 +262,7 @@ static bool call(struct worker *worker, struct channels_order *order, const stru
     if (file < 0) {
         if (error == EBADF)
             order->missing++;
-        else if (error != ESRCH) /* ESRCH: the process is dead, and the driver has removed its channels */
+        else if (error != ESRCH) /* ESRCH: the process is dead or exits, and the driver removes its channels */
             refused(order, error, 0);
         return true;
     }

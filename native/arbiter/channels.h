@@ -35,7 +35,8 @@ struct channels_process {
     uint32_t slot;
     uint32_t off; /* the words `off` and `doubtful` of the process's channel table */
     uint32_t doubtful;
-    struct vgpu_channel_group *groups; /* after the order: the groups without a failed call */
+    /* after the order: the groups whose calls did not fail; if the order disables, also without missing files */
+    struct vgpu_channel_group *groups;
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -55,8 +56,9 @@ struct channels_order {
     /* the result of the order */
     uint32_t calls;
     /*
-     * Calls that were not made because the process has no such file: the process is exiting (EBADF before Linux 6.9,
-     * then ESRCH); or it was in an exec, and its channels ended with the file; or its table is false.
+     * Calls that were not made because the process has no such file (EBADF): the process is exiting (before Linux 6.9;
+     * a later kernel answers ESRCH, which is not counted); or it was in an exec, and its channels ended with the file;
+     * or its table is false.
      */
     uint32_t missing;
     uint32_t failed; /* calls that failed, or that the driver refused */
@@ -98,9 +100,9 @@ void channels_submit(struct channels_thread *thread, struct channels_order *orde
 void channels_order_free(struct channels_order *order);
 
 /*
- * Abandons the thread's order if it hangs in a file or an exec of the tenant; `done` is then called with a copy of the
- * order, whose error is ETIMEDOUT. Returns when to call this function again (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX
- * if the thread is idle.
+ * Abandons the thread's order if it hangs in a file or an exec of the tenant and another thread can be started; `done`
+ * is then called with a copy of the order, whose error is ETIMEDOUT. Returns when to call this function again
+ * (CLOCK_MONOTONIC, nanoseconds); UINT64_MAX if the thread is idle.
  */
 uint64_t channels_check(struct channels_thread *thread, uint64_t now);
 
@@ -110,8 +112,8 @@ bool channels_barred(uint64_t tenant);
 /*
  * Reads the channel groups of a process on device `uuid` from the table of its slot into `process`. Subtracts from
  * *budget the number of groups that were read, on all devices and in all attempts. Returns false if the process has no
- * group on the device, the table cannot be read, it has more than *budget groups, or memory is short. The caller frees
- * `process->groups`.
+ * group on the device, the table cannot be read, it has more than *budget or VGPU_MAX_GROUPS groups, or memory is
+ * short. The caller frees `process->groups`.
  */
 bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
                    struct channels_process *process);
@@ -123,18 +125,19 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
 uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /*
- * Records in the table of a slot whether its channels on a device are disabled. Before each call for a process, an
- * order records that the channels may be disabled. If all calls have succeeded, it records their state. So whenever the
- * arbiter ends, the table tells the next arbiter which channels may be disabled.
+ * Records in the table of a slot whether the channels of the slot's process on a device are disabled. Before each call
+ * for a process, an order records that the channels may be disabled. If all calls have succeeded, it records their
+ * state. So whenever the arbiter ends, the table tells the next arbiter which channels may be disabled.
  */
 void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off);
 
-/* Reads the counters of the load samples that a process takes of itself. Returns false if its table cannot be read. */
+/* Counters of the load samples that a process takes of itself. */
 struct channels_load {
     uint32_t sampled_ms;
     uint32_t busy_ms; /* milliseconds of sampled_ms in which the process had unfinished work */
     uint32_t groups;  /* number of groups on all devices; the driver gives each group time slices */
 };
+/* Reads the counters of the process with this slot. Returns false if its table cannot be read. */
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);
 
 /* Converts a UUID of the form "GPU-..." to its 16 bytes. Returns false for any other text. */

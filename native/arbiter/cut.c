@@ -70,7 +70,9 @@ struct cut_entity {
     uint32_t refusals;
     /* time of the first of the consecutive orders that found no file for a listed group; 0 if there is none */
     uint64_t missing_since;
-    /* end of the first call of the last order that enabled the entity's channels: its work runs from then on */
+    /*
+     * end of the first call of the last order that enabled the entity's channels: the entity's work runs from then on
+     */
     uint64_t on_at;
     uint64_t off_at;
     uint64_t lost_ns;          /* time of the ending slice in which none of the entity's work ran */
@@ -286,8 +288,8 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
 
 /*
  * Gives up the engine cut for a tenant after TRIES refusals, a timeout or a false table. Its channels are then enabled
- * on all of its devices, and the gate enforces its time slices. Channels that cannot be enabled are left to the
- * tenant's process, as after the arbiter's end.
+ * on all of its devices, and the gate enforces its time slices. Channels that the arbiter cannot enable are enabled by
+ * the tenant's process itself, as after the arbiter's end (libvgpu/compute/cut.h).
  */
 static void give_up(struct lease *lease, const struct channels_order *order)
 {
@@ -324,7 +326,7 @@ static void note_done(struct lease *lease, const struct channels_order *order)
 /*
  * Records how many calls a hand-over took, and how long the device was idle in it. Some of the entity's channels run
  * until the last call of the order that disables them. The copying of a file, which the tenant can prolong, is not
- * counted.
+ * counted. An order with a failed call is not recorded.
  */
 static void note_hand_over(struct lease *lease, const struct channels_order *order)
 {
@@ -513,7 +515,10 @@ static bool has_load(const struct lease *lease, uint32_t ordinal)
     return of->device->managed && entity->state == ON && entity->order == NULL && (of->holding || of->backfills);
 }
 
-/* Reads the load of a tenant. Returns when to call this function again. */
+/*
+ * Reads the load of a tenant that is on the device, if a reading is due. Returns when to call this function again;
+ * SCHED_NEVER if the tenant is not on the device, or no other tenant has work there.
+ */
 static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];

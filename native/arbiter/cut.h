@@ -2,8 +2,8 @@
  * cut.h: the engine cut. It enforces time slices by disabling the channels of tenants (channels.h), in the middle of a
  * kernel if needed. It follows the scheduler's decisions on which tenant holds a device.
  *
- * A tenant's channels are disabled on a device with time slices while the tenant holds no slice there, or its slice has
- * ended, and either another tenant has work or its own limit is hard. They stay enabled while the tenant backfills
+ * A tenant's channels are disabled on a device with time slices after its slice there has ended, and while it holds no
+ * slice there and either another tenant has work or its own limit is hard. They stay enabled while the tenant backfills
  * another's slice or lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a
  * positive priority stays enabled while its share is not used up, so that its next launch waits only until the other
  * tenants are disabled. A paused tenant's channels are disabled, unless the engine was given up for it.
@@ -44,14 +44,18 @@ bool cut_refused(const struct lease *lease);
 bool cut_paused(const struct lease *lease);
 
 /*
- * Returns the lease with this engine that follows `lease`: NULL gives the first, and NULL is returned after the last.
+ * Returns the lease with the engine cut that follows `lease`: NULL gives the first, and NULL is returned after the
+ * last.
  */
 struct lease *cut_lease_next(const struct lease *lease);
 
 /* Records that a process of the lease has registered, or that its channels have changed. */
 void cut_lease_stale(struct lease *lease);
 
-/* Reports the load of a tenant that is about to be idle to the scheduler (sched_note_load). */
+/*
+ * Reports the load of a tenant that is about to be idle to the scheduler (sched_note_load), unless its load was read
+ * less than LOAD_AGAIN_NS ago.
+ */
 void cut_note_load(struct lease *lease, uint64_t now);
 
 /*

@@ -215,9 +215,9 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
 }
 
 /*
- * Does the entity's virtual time count in the comparison? It counts while the entity is active, unless only the
- * entity's own hard limit makes it wait. Entities of negative priority are compared only with each other, and all others
- * only with each other.
+ * Does the entity's virtual time count when the entities of a device are compared? It counts while the entity is
+ * active, unless only the entity's own hard limit makes it wait. Entities of negative priority are compared only with
+ * each other, and all others only with each other.
  */
 static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {

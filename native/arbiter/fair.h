@@ -9,7 +9,7 @@
 
 #include "sched_state.h"
 
-/* Returns whether a tenant of a higher priority is present on the device. */
+/* Returns whether a tenant of a higher priority has processes on the entity's device. */
 bool fair_outranked(const struct sched_entity *entity);
 
 bool fair_is_hard(const struct sched_entity *entity);

@@ -31,17 +31,23 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now);
 
 /*
  * Detects a stuck tenant. If a process runs long after the end of the slice, its kernel may wait for a kernel of
- * another process of the tenant, which waits for a slice on another device. Then all processes on whose devices no
- * process runs may continue for some time. A process that gives its part of the slice back meanwhile may continue
- * again, because later kernels may wait for its kernels. If the processes do not end together in this time, it is
- * granted again.
+ * another process of the tenant, which waits for a slice on another device. Then each waiting process on whose devices
+ * no process of the tenant runs may continue for JOIN_NS. A process that gives its part of the slice back meanwhile may
+ * continue again, because later kernels may wait for its kernels. If the tenant is still stuck after this time, the
+ * time is granted again.
  */
 void gang_look(struct sched_tenant *tenant, uint64_t now);
 
-/* May a waiting process join its tenant's slice? In a stuck tenant it may only if no process runs on its devices. */
+/*
+ * May a waiting process join its tenant's slice? In a stuck tenant it may only if no other process of the tenant runs
+ * on the devices that it uses.
+ */
 bool gang_may_join(const struct sched_member *member);
 
-/* Frees the devices of a slice that no process has used for some time, if the next tenant can use them at once. */
+/*
+ * Frees the devices of a slice that no process has used for UNUSED_MAX_NS while others of its devices are used, if the
+ * next tenant can use them at once.
+ */
 void gang_release(struct sched_tenant *tenant, uint64_t now);
 
 /*

@@ -14,8 +14,8 @@ struct lease;
 /*
  * Returns a pidfd of the process that connected this socket (SO_PEERPIDFD, Linux 6.5), and sets *pid. Without this
  * option it is a pidfd of the process that has the peer's pid now, if that process belongs to the lease
- * (identity_belongs). Must be called right after accept. Returns -errno if the process has ended, or does not belong to
- * the lease.
+ * (identity_belongs). Must be called right after accept. Returns -errno on failure: -ESRCH if the process has ended,
+ * and without SO_PEERPIDFD -EPERM if it does not belong to the lease.
  */
 int identity_of_peer(int socket_fd, struct lease *lease, pid_t *pid);
 

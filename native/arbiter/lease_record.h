@@ -91,13 +91,17 @@ struct lease {
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;
-    bool schedules;          /* the scheduler knows the lease's tenant */
-    bool touched;            /* the lease's counters must be published */
-    bool refused;            /* the engine cut was given up for the tenant, so the gate enforces its slices */
-    uint32_t refused_status; /* the driver's status that was the reason; 0 if refused_errno is set instead */
+    bool schedules; /* the scheduler knows the lease's tenant */
+    bool touched;   /* the lease's counters must be published */
+    bool refused;   /* the engine cut was given up for the tenant, so the gate enforces its slices */
+    /* the driver's status for which the engine cut was given up; 0 if refused_errno has the reason */
+    uint32_t refused_status;
     int refused_errno;
     bool suspended; /* whether the lease had VGPU_LEASE_SUSPENDED when its limits were last read */
-    /* whether the lease had the order to pause; false while it is suspended, because suspending needs its channels */
+    /*
+     * whether the lease was open and had the order to pause when its limits were last read. A suspended lease is not
+     * paused, because suspending needs its channels
+     */
     bool paused;
     struct lease *touched_next;
     uint64_t generation; /* generation of the limits that the scheduler has */

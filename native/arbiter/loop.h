@@ -22,7 +22,7 @@ struct source {
     int dead;
 };
 
-/* Each of these functions returns 0 or -errno. */
+/* loop_open and loop_add return 0 or -errno. */
 int loop_open(void);
 int loop_add(struct source *source, uint32_t events);
 
@@ -49,8 +49,8 @@ void loop_after(void (*after)(void));
 int loop_run(void);
 
 /*
- * Accepts a connection as accept4. If the descriptor table is full, closes it again, so that the loop does not spin.
- * Returns the descriptor or -errno.
+ * Accepts a connection as accept4. If the descriptor table is full, closes the connection at once, so that the loop
+ * does not spin. Returns the descriptor or -errno.
  */
 int loop_accept(int listen_fd);
 

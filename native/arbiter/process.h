@@ -1,8 +1,8 @@
 /*
  * process.h: registered processes, which are watched by a pidfd.
  *
- * Only the event loop's thread may call it. Each look at a lock is charged to the lease (rest.h); a lease that was
- * charged too much gets no further looks.
+ * Only the event loop's thread may call it. Each look at a lock is charged to the lease (rest.h); a lease whose looks
+ * took long several times in a row gets no further looks.
  */
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
@@ -19,8 +19,8 @@
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
 /*
- * Called when the process has registered. Clears one slot that it had before an exec, and queues looks (looks.h) at its
- * other former slots.
+ * Called when the process has registered. If the process is still recorded with other slots (it had them before an
+ * exec), clears one of them, unless the process holds that slot's lock, and queues looks (looks.h) at the rest.
  */
 void process_moved(struct process *now);
 

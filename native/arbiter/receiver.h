@@ -15,8 +15,8 @@ enum {
 };
 
 /*
- * Receives one message of at most `most` bytes, and passes it on to vgpud, with its descriptor if that is a pidfd.
- * Returns the exit status; the exit closes the descriptor.
+ * Receives one message, and passes its first `most` bytes (256 at most) on to vgpud, with its descriptor if that is a
+ * pidfd. Returns the exit status; the exit closes the descriptor.
  */
 int receiver_run(size_t most);
 

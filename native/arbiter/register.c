@@ -50,8 +50,8 @@ static bool lease_closed(const struct lease *lease)
 }
 
 /*
- * Forgets former processes of a slot that another process holds now. (The former process called exec or closed its
- * files.)
+ * Forgets former processes of a slot that another process holds now. (The former process has ended, called exec or
+ * closed its files.)
  */
 static void forget_former(struct lease *lease, const struct process *now)
 {

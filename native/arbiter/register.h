@@ -7,8 +7,8 @@
 #include "lease_record.h"
 
 /*
- * Accepts a connection, and closes it at once if the lease has too many, its rate is used up, or the peer is not
- * identified. Called when the listener of a lease is readable.
+ * Accepts a connection, and closes it at once if the lease has too many, its rate is used up, the peer is not
+ * identified, or memory or descriptors are short. Called when the listener of a lease is readable.
  */
 void register_accept(struct source *source, uint32_t events);
 

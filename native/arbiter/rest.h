@@ -2,8 +2,8 @@
  * rest.h: limits the load that a lease's processes cause for the arbiter. A lease above its rate rests: its listener is
  * not read, and a connection that sends a message is closed, until a quarter of its token bucket (rate.h) is full. Its
  * limits stay in force, as without an arbiter. A lease with so many locks that each look takes long (aside.h) gets no
- * further looks: libvgpu sets one lock for each process, so such a tenant is hostile, and the memory that it holds
- * stays charged to it.
+ * further looks, and rests until it is removed. libvgpu sets one lock for each process, so such a tenant is hostile.
+ * The memory that it holds stays charged to it.
  */
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H

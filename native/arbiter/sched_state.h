@@ -19,8 +19,8 @@
         if (((tenant)->held >> d & 1) != 0)
 
 /*
- * Time that a slice may drain after its end. Then the next tenant is admitted beside the running one (a bypass). For a
- * tenant whose last slice was bypassed, it is a quarter of this time.
+ * Time that a slice of a process under the gate may drain after its end. Then the next tenant is admitted beside the
+ * running one (a bypass). For a tenant whose last slice was bypassed, it is a quarter of this time.
  */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
 #define SCHED_DEBT_WAIT_NS 1000000000ull /* maximum wait that the debt of one long kernel can cause */
@@ -65,7 +65,10 @@ struct sched_entity {
     double pressed_ns;
     uint64_t retry_at; /* the earliest time of the next trial of exclusive slices */
     uint64_t retry_ns;
-    double busy_ns; /* time with unfinished work, and time without, since the last verdict (backfill.h) */
+    /*
+     * time with unfinished work (busy_ns) and without (gaps_ns), since the tenant's work was last judged (backfill.c)
+     */
+    double busy_ns;
     double gaps_ns;
     uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
     uint64_t used_before_ns;   /* value of count.used_ns before the present or last work */
@@ -113,7 +116,7 @@ struct sched_tenant {
     uint32_t wanted; /* devices that the tenant wants, as bits; gang.h computes for which of them it waits */
     uint32_t held;   /* devices that the tenant holds, as bits */
     bool free_running;
-    bool changed;  /* the tenant's limits have changed: its use under the old limits is forgiven */
+    bool changed;  /* the tenant's limits have changed: its debt is forgiven when it holds no slice */
     bool stopping; /* the slice is revoked, or over */
     bool lingers;  /* engine cut: the tenant is idle, and may stay on its devices */
     /* engine cut: the tenant's slice is over, and the tenant stays to backfill the next tenant's slice */
@@ -135,7 +138,7 @@ struct sched_tenant {
     uint64_t last_held;
     uint64_t idle_since; /* since when the tenant is idle; 0: it has work, or never had any */
     uint64_t work_since; /* when the tenant last got work after being idle */
-    /* the tenant got its slice after waiting for SCHED_STARVED_NS, so the slice is not interrupted */
+    /* the tenant got its slice after waiting for SCHED_STARVED_NS, so no tenant of a higher priority interrupts it */
     bool aged;
     uint64_t idle_ns;   /* idle time of the process that gave its slice back last */
     bool idle_measured; /* the arbiter measured idle_ns; otherwise the process reported it */
@@ -154,7 +157,10 @@ struct sched_tenant {
 struct sched_messages {
     /* Tells the process that it may run from now on, under the terms of `turn`. A running process gets new terms. */
     void (*grant)(struct sched_member *member, const struct vgpu_turn *turn);
-    /* Tells the process that its slice is over. The process answers; the caller then calls sched_done. */
+    /*
+     * Tells the process that its slice is over. When the process has answered, the caller calls sched_done; under the
+     * engine cut it calls sched_cut_done when the channels are disabled.
+     */
     void (*revoke)(struct sched_member *member);
 };
 

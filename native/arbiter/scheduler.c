@@ -649,8 +649,8 @@ static void forgive(struct sched_tenant *tenant)
 }
 
 /*
- * Lengthens a slice that is over, if the tenant would get the next one, too. Under the engine cut a new slice would cost
- * a hand-over.
+ * Lengthens a slice that is over, if the tenant would get the next one, too; otherwise returns false. Under the engine
+ * cut a new slice would cost a hand-over.
  */
 static bool lengthen(struct sched_tenant *tenant, uint64_t now)
 {

@@ -178,7 +178,7 @@ static void refresh_cut(uint64_t now)
         turns_lease_refresh(lease);
 }
 
-/* Disconnects the processes of refused tenants; they connect again with the gate. */
+/* Disconnects the processes of tenants for which the engine cut was given up; they connect again with the gate. */
 static void gate_refused(void)
 {
     for (struct lease *lease = cut_lease_next(NULL), *next; lease != NULL; lease = next) {

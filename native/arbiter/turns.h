@@ -39,8 +39,8 @@ void turns_leave(struct connection *connection);
 void turns_look(struct connection *connection);
 
 /*
- * Handles a WANT, DONE or CHANNELS message of a connection. Returns false if its process has not registered; the
- * connection must then be closed.
+ * Handles a WANT, DONE, ENDING or CHANNELS message of a connection. Returns false if its process is not known to the
+ * scheduler (turns_join); the connection must then be closed.
  */
 bool turns_message(struct connection *connection, const struct vgpu_message *message);
 

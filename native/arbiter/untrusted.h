@@ -27,7 +27,7 @@ ssize_t untrusted_recv(int fd, void *data, size_t size);
 
 /*
  * Closes a socket. If the kernel cannot refuse descriptors, a keeper has the last copy of the socket, or is given one
- * now.
+ * now, unless no keeper can be started.
  */
 void untrusted_close(int fd);
 

@@ -23,7 +23,10 @@ int usage_io_open(void);
 unsigned char *usage_io_map(int usage_fd);
 void usage_io_unmap(unsigned char *map);
 
-/* Reads or writes at `at` of the mapped file, without its lock. Fails if `map` is NULL or the file ends before `at`. */
+/*
+ * Reads or writes at `at` of the mapped file, without the file's lock in the kernel. If `map` is NULL, or the file
+ * lacks the page, usage_io_load returns false and usage_io_store writes nothing.
+ */
 bool usage_io_load(const unsigned char *map, off_t at, void *data, size_t size);
 void usage_io_store(unsigned char *map, off_t at, const void *data, size_t size);
 
@@ -44,8 +47,8 @@ uint32_t usage_io_owner(int usage_fd, uint32_t slot);
 uint32_t usage_io_slots(int usage_fd, uint32_t first, struct vgpu_slot *slots, uint32_t count);
 
 /*
- * Returns the host pid of the process that holds the slot's lock; 0 if none does; -1 if the holder is not in this pid
- * namespace, or the lock belongs to an open file description.
+ * Returns the host pid of the process that holds the slot's lock; 0 if none does or the lock cannot be read; -1 if the
+ * holder is not in this pid namespace, or the lock belongs to an open file description.
  */
 pid_t usage_io_holder(int usage_fd, uint32_t slot);
 
