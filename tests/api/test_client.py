@@ -72,7 +72,7 @@ def test_a_user_outside_group_vgpu_connects_to_ro_sock(
 @pytest.mark.parametrize(
     ("is_booted", "command"), [(True, "systemctl status vgpud"), (False, "pgrep -a vgpud")]
 )
-def test_a_missing_socket_is_an_unreachable_daemon(
+def test_a_missing_socket_is_reported_as_an_unreachable_daemon(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, is_booted: bool, command: str
 ) -> None:
     monkeypatch.setattr(sockets, "SYSTEMD", run_dir if is_booted else run_dir / "none")
@@ -83,7 +83,7 @@ def test_a_missing_socket_is_an_unreachable_daemon(
     assert command in caught.value.hint
 
 
-def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_reported_as_an_unreachable_daemon(tmp_path: Path) -> None:
     import socket
 
     path = tmp_path / "s"

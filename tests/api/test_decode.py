@@ -164,7 +164,7 @@ def test_an_owner_has_both_uid_and_gid_or_is_refused() -> None:
         assert caught.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_of_many_unknown_fields_of_a_request_only_a_few_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_of_many_unknown_fields_of_a_request_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request may contain 40 000 unknown fields, and is decoded on the event loop."""
     looked: list[int] = []
 

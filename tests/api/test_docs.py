@@ -13,6 +13,6 @@ def test_every_error_is_in_the_manual() -> None:
     assert rows - set(MANUAL.splitlines()) == set()
 
 
-def test_every_call_is_in_the_manual() -> None:
+def test_every_call_of_the_api_is_in_the_manual() -> None:
     calls = {f"`{method.name}`" for method in pb.DESCRIPTOR.services_by_name["Vgpud"].methods}
     assert {call for call in calls if call not in MANUAL} == set()

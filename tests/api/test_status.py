@@ -63,7 +63,7 @@ def test_each_error_has_the_grpc_status_of_the_error_table(failing: Failing) -> 
     assert caught.value.details() == "no room"
 
 
-def test_long_errors_are_shortened_to_the_default_limit_of_clients(failing: Failing) -> None:
+def test_a_long_error_is_shortened_so_that_grpcs_default_limits_let_it_through(failing: Failing) -> None:
     sent = VgpuError(ErrorCode.IMPOSSIBLE, "ü" * 5000, "h" * 5000, tuple("d" * 100 for _ in range(500)))
     failing.status = status.to_status(sent)
     got = failing.error()
