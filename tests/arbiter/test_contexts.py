@@ -44,7 +44,7 @@ def test_a_share_holds_while_contexts_are_created_and_destroyed(card: Card, how:
     is_held_to_its_share(card, how, 20)
 
 
-def test_a_share_holds_for_a_hundred_context_resets_of_short_kernels(card: Card) -> None:
+def test_a_share_holds_for_a_program_that_resets_its_context_a_hundred_times(card: Card) -> None:
     is_held_to_its_share(card, "reset", 100, 100)
 
 

@@ -67,7 +67,7 @@ def test_two_tenants_divide_the_card(cut_card: Card) -> None:
     divide(small, large, least=15, most=36)
 
 
-def test_processes_of_one_tenant_have_one_share(cut_card: Card) -> None:
+def test_the_processes_of_a_tenant_have_one_share_together(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 30)
     pids = [cut_card.spin(lease, LONG).pid for _ in range(3)]
     for pid in pids:
@@ -96,7 +96,7 @@ def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> N
     device_works(cut_card, cut_card.spin(cut_card.lease("b", SharePolicy.NONE, 100), LONG).pid)
 
 
-def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Card) -> None:
+def test_a_preempted_tenant_enables_its_channels_itself_when_the_arbiter_dies(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: table(lease)[0] == 1, "it is off")
@@ -114,7 +114,7 @@ def test_a_restarted_arbiter_continues_to_give_time_slices(cut_card: Card) -> No
     is_cut_to(cut_card, lease, 25, process.pid)
 
 
-def test_an_idle_tenant_has_no_slices(cut_card: Card) -> None:
+def test_an_idle_tenant_gets_almost_no_time_slices(cut_card: Card) -> None:
     idle, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(idle, LONG, "--every-us", "600000000")
     eventually(lambda: counters(idle)["turns"] > 0, "it was there")
@@ -125,7 +125,7 @@ def test_an_idle_tenant_has_no_slices(cut_card: Card) -> None:
     assert counters(idle)["turns"] < turns + 5  # with work it would have ten slices of 50 ms
 
 
-def test_a_tenant_that_backfills_runs_in_the_slices_of_the_holder(cut_card: Card) -> None:
+def test_a_tenant_that_backfills_runs_within_the_time_slices_of_another_tenant(cut_card: Card) -> None:
     """vgpu-spin runs for one second, which gives a rough figure. The scheduler's decisions are tested in
     test_model.py.
     """
@@ -175,7 +175,9 @@ def test_a_tenant_with_forty_live_contexts_is_held_to_its_share(cut_card: Card) 
     eventually(lambda: channels_off(cut_card) == 40 * 8, "with all of its channels")
 
 
-def test_time_slices_of_a_tenant_with_40_contexts_last_much_longer_than_its_hand_over(cut_card: Card) -> None:
+def test_time_slices_of_a_tenant_with_40_contexts_last_much_longer_than_its_preemption(
+    cut_card: Card,
+) -> None:
     """To preempt or to enable 40 contexts takes five driver calls, which need at least 3 ms. The arbiter
     lengthens such a tenant's slices in proportion. A tenant with one context has slices of 8 ms.
     """
@@ -188,7 +190,7 @@ def test_time_slices_of_a_tenant_with_40_contexts_last_much_longer_than_its_hand
     assert account.since("granted_ns")[0] >= 50e6 * account.since("turns")[0]
 
 
-def test_a_tenant_of_40_contexts_lengthens_no_slice_of_its_neighbour(cut_card: Card) -> None:
+def test_a_tenant_with_40_contexts_does_not_lengthen_the_time_slices_of_its_neighbour(cut_card: Card) -> None:
     """The neighbour's slice stays at 50 ms, half of a round of 100 ms."""
     lease, neighbour = cut_card.lease("a", HARD, 25), cut_card.lease("b", HARD, 50)
     update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
@@ -337,7 +339,7 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
 
 
 @pytest.mark.parametrize("share", [5, 95])
-def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
+def test_a_tenant_that_the_driver_refuses_to_preempt_keeps_its_share_by_the_gate(
     cut_card: Card, share: int
 ) -> None:
     """The driver refuses while the tenant is preempted (share 5 %), and while it is running (share 95 %). In
@@ -358,7 +360,7 @@ def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     assert process.poll() is None
 
 
-def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
+def test_driver_refusals_for_one_tenant_put_no_other_tenant_under_the_gate(cut_card: Card) -> None:
     """One tenant lists channels that do not exist. Its eight refusals put only this tenant under the gate."""
     liar, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
     _, honest = (cut_card.spin(lease, LONG) for lease in (liar, other))

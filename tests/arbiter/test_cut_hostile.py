@@ -50,7 +50,7 @@ def goes_on(lease: Path) -> None:
 
 @needs("root", "fuse")
 @pytest.mark.parametrize("silent", ["flush", "getattr"])
-def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_others(
+def test_a_blocking_file_in_place_of_the_control_device_stops_no_time_slices_of_other_tenants(
     cut_card: Card, tmp_path: Path, silent: str
 ) -> None:
     """For a file of a tenant's own file system, close(2) or fstat(2) blocks until the file system's server
@@ -69,7 +69,9 @@ def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_othe
 
 
 @needs("root", "fuse")
-def test_an_exec_that_does_not_end_stops_no_turn_of_others(cut_card: Card, tmp_path: Path) -> None:
+def test_an_exec_that_does_not_end_stops_no_time_slices_of_other_tenants(
+    cut_card: Card, tmp_path: Path
+) -> None:
     """pidfd_getfd(2) waits until the exec of the target process ends."""
     good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
     cut_card.spin(good, LONG)

@@ -79,7 +79,7 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["puts-itself-back", "is-adopted"])
 @pytest.mark.parametrize("moment", ["disables", "disabled", "enables", "enabled"])
-def test_a_tenant_whose_arbiter_dies_right_before_or_after_a_call_resumes(
+def test_a_tenant_resumes_if_the_arbiter_dies_right_before_or_after_disabling_its_channels(
     cut_card: Card, moment: str, restarted: bool
 ) -> None:
     """The arbiter dies between its record of a call and the call, or between the call and the record of its
@@ -101,7 +101,7 @@ def test_a_tenant_whose_arbiter_dies_right_before_or_after_a_call_resumes(
     assert repeated_calls(cut_card, process.pid) == 0
 
 
-def test_a_preempted_process_resumes_although_the_restarted_arbiter_finds_it_late(
+def test_a_preempted_process_that_the_restarted_arbiter_finds_late_resumes(
     cut_card: Card, tmp_path: Path
 ) -> None:
     """The arbiter may fail to find a process when it starts. The process registers later, with its channels
@@ -124,7 +124,9 @@ def test_a_preempted_process_resumes_although_the_restarted_arbiter_finds_it_lat
     assert repeated_calls(cut_card, process.pid) == 0
 
 
-def test_a_call_that_hangs_in_the_driver_stops_the_turns_of_its_device_only(cut_card: Card) -> None:
+def test_an_arbiter_call_that_hangs_in_the_driver_stops_time_slices_on_its_own_device_only(
+    cut_card: Card,
+) -> None:
     """While a call hangs, the other device's tenant starts and gets its slices. After the end of the arbiter
     the tenant of the hanging call runs again.
     """
@@ -172,7 +174,9 @@ def test_a_preempted_tenant_whose_link_thread_waits_in_the_driver_resumes(cut_ca
     device_works(cut_card, process.pid)
 
 
-def test_a_tenant_suspended_while_preempted_is_quiet_and_continues(cut_card: Card) -> None:
+def test_a_tenant_suspended_while_preempted_leaves_the_driver_and_continues_when_resumed(
+    cut_card: Card,
+) -> None:
     lease = cut_card.lease("a", HARD, 10)
     process = cut_card.spin(lease, LONG)
     for _ in range(3):
@@ -254,7 +258,7 @@ signal.pause()
 """
 
 
-def test_a_capture_ended_by_another_name_of_its_stream_is_not_counted_any_more(cut_card: Card) -> None:
+def test_a_capture_that_ends_through_another_name_of_its_stream_is_no_longer_counted(cut_card: Card) -> None:
     """In functions with _ptsz, NULL and CU_STREAM_PER_THREAD name the same stream. While libvgpu counts a
     capture it records no event for a kernel. A capture that never ended would make the tenant count as idle
     and be preempted before its kernel is done.
@@ -288,7 +292,7 @@ for _ in range(30):
 
 
 @pytest.mark.parametrize("looks_by", ["cuCtxRecordEvent", "cuCtxSynchronize"])
-def test_a_capture_that_begins_while_libvgpu_looks_for_work_is_not_invalidated(
+def test_a_stream_capture_that_begins_while_libvgpu_looks_for_work_is_not_invalidated(
     cut_card: Card, looks_by: str, tmp_path: Path
 ) -> None:
     """libvgpu looks for unfinished work by a call that the driver refuses while a stream of the context is

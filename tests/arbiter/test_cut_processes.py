@@ -136,7 +136,7 @@ def test_a_tenant_that_forks_while_preempted_goes_on(cut_card: Card) -> None:
         device_works(cut_card, process.pid)
 
 
-def test_a_program_that_a_preempted_process_becomes_by_exec_has_the_share(cut_card: Card) -> None:
+def test_a_program_that_a_preempted_process_executes_has_the_tenants_share(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 10)
     with obeying(cut_card, lease) as process:
         ((_, before, *_),) = table(lease)[1]
@@ -169,7 +169,7 @@ def test_a_tenant_evicted_while_preempted_keeps_its_memory(cut_card: Card) -> No
         is_cut_to(cut_card, lease, 10, process.pid)
 
 
-def test_channels_that_a_tenant_lists_of_its_ended_process_are_refused(cut_card: Card) -> None:
+def test_channels_of_an_ended_process_that_a_tenant_still_lists_are_refused(cut_card: Card) -> None:
     """A tenant lists the channels of its ended process beside those of its running one."""
     lease, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", HARD, 50)
     first = cut_card.spin(lease, LONG)

@@ -115,12 +115,12 @@ def test_cancelled_threads_leave_the_gate_unchanged(card: Card) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_unmap_of_an_imported_and_a_charged_mapping_returns_the_charge(card: Card) -> None:
+def test_a_single_unmap_of_an_imported_and_a_charged_mapping_returns_the_charge(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "unmap")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_pool_of_a_device_that_the_lease_does_not_have_is_refused(card: Card) -> None:
+def test_a_memory_pool_on_a_device_outside_the_lease_is_refused(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "outside")
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -43,7 +43,7 @@ def misbehave(tenant: Tenant, dice: random.Random) -> None:
         os.ftruncate(tenant.usage, dice.choice([0, 1, layout.USAGE_SIZE - 1, 1 << 20]))
 
 
-def test_hostile_tenants_do_not_unbalance_the_others(card: Card) -> None:
+def test_hostile_tenants_do_not_change_the_shares_of_other_tenants(card: Card) -> None:
     assert card.arbiter is not None
     stop = threading.Event()
     open_files = Path(f"/proc/{card.arbiter.pid}/fd")

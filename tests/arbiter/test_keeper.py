@@ -73,7 +73,7 @@ KINDS = pytest.mark.parametrize(
 
 @needs("root", "fuse")
 @KINDS
-def test_connections_without_files_do_not_wait_for_a_close_of_their_user(
+def test_connections_without_passed_files_are_closed_while_another_close_of_their_user_hangs(
     tmp_path: Path, kind: socket.SocketKind
 ) -> None:
     """An attack: they and the bytes in their queues took memory until the close ended."""
@@ -89,7 +89,7 @@ def test_connections_without_files_do_not_wait_for_a_close_of_their_user(
 
 @needs("root", "fuse")
 @KINDS
-def test_a_file_behind_other_bytes_is_closed_on_the_thread_of_its_user(
+def test_a_passed_file_behind_other_bytes_is_closed_on_the_thread_of_its_user(
     tmp_path: Path, kind: socket.SocketKind
 ) -> None:
     before: list[tuple[int, ...]] = [(), (1,), (0,), (0, 0, 1, 0), (60000, 60000)]

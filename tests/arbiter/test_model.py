@@ -55,7 +55,7 @@ def test_a_tenant_with_gaps_backfills_the_slices_of_a_tenant_without_gaps(kind: 
 
 @pytest.mark.parametrize("work", [ENDLESS, "18000 20000"])
 @pytest.mark.parametrize("kind", ["lent", "hard"])
-def test_two_tenants_that_fill_the_device_have_exclusive_slices(kind: str, work: str) -> None:
+def test_two_tenants_that_fill_the_device_have_exclusive_time_slices(kind: str, work: str) -> None:
     for use in backfill(f"{kind} {work}", f"{kind} {work}"):
         assert use.device == pytest.approx(50, abs=0.2)
         assert use.shared < 0.1
@@ -167,7 +167,7 @@ def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
     model(str(seed), "40000", program="sched-model-sanitized")
 
 
-def test_tenants_of_one_and_of_several_devices_get_their_weights() -> None:
+def test_tenants_of_one_device_and_of_several_get_device_time_by_their_weights() -> None:
     """Tenants of two devices beside tenants of one, in chains and in rings, with hard shares, with lent time
     and without a limit.
     """
@@ -181,7 +181,7 @@ def test_kernels_that_wait_for_each_other_on_two_devices_make_progress() -> None
     model("ranks")
 
 
-def test_each_tenant_gets_its_weight_for_any_length_of_turns_and_kernels() -> None:
+def test_each_tenant_gets_device_time_by_its_weight_for_any_length_of_time_slices_and_kernels() -> None:
     """Each tenant's use is within 0.6 % of its weight over 40 s. In windows of 4 s the error is at most the
     slice or kernel at the window's edges.
     """

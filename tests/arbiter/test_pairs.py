@@ -91,7 +91,7 @@ def test_ranks_in_separate_leases_make_progress_because_the_wait_for_unfinished_
         assert answer(process)["steps"] > 0  # the program fails if a kernel waits for ever
 
 
-def test_a_kernel_that_waits_for_its_host_is_bypassed_and_counted(card: Card) -> None:
+def test_the_arbiter_bypasses_a_kernel_that_waits_for_its_host_and_counts_it(card: Card) -> None:
     waiting, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
     card.spin(living, LONG)
     eventually(lambda: counters(living)["turns"] > 0, "the other tenant wants the card")

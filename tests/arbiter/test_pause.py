@@ -119,7 +119,7 @@ def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card
     device_works(cut_card, process.pid)
 
 
-def test_a_tenant_removed_while_paused_goes_on(cut_card: Card) -> None:
+def test_a_paused_tenant_goes_on_after_its_lease_is_removed_from_the_arbiter(cut_card: Card) -> None:
     lease = cut_card.lease("a", FREE, 100)
     process = cut_card.spin(lease, LONG)
     device_works(cut_card, process.pid)
@@ -128,7 +128,7 @@ def test_a_tenant_removed_while_paused_goes_on(cut_card: Card) -> None:
     device_works(cut_card, process.pid)
 
 
-def test_a_tenant_with_the_gate_does_not_count_as_paused(card: Card) -> None:
+def test_a_tenant_under_the_gate_engine_does_not_count_as_paused(card: Card) -> None:
     lease = card.lease("a", FREE, 100)
     process = card.spin(lease, LONG)
     eventually(lambda: card.client.registered("a").pids == (process.pid,), "it is registered")

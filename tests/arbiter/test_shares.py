@@ -47,7 +47,7 @@ def test_two_hard_tenants_divide_the_card(card: Card) -> None:
     divide(small, large, least=15, most=36)
 
 
-def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
+def test_the_processes_of_a_tenant_have_one_share_together(card: Card) -> None:
     several, one = card.lease("a", HARD, 30), card.lease("b", HARD, 60)
     for _ in range(3):
         card.spin(several, LONG, "--mode", "streams")
@@ -55,7 +55,7 @@ def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
     divide(several, one, least=20, most=45)
 
 
-def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
+def test_a_kernel_longer_than_its_time_slice_is_charged(card: Card) -> None:
     """A slice with a long kernel ends late, and the tenant's next slice starts later by the same time."""
     lease = card.lease("a", HARD, 10)
     card.kernel_us = 40_000
@@ -63,7 +63,7 @@ def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
     is_held_to(lease, 10, turns=4)
 
 
-def test_time_of_an_idle_tenant_is_lent_and_returned(card: Card) -> None:
+def test_device_time_of_an_idle_tenant_is_lent_and_returned(card: Card) -> None:
     lent, owner = card.lease("a", CONSERVING, 20), card.lease("b", CONSERVING, 80)
     idle = card.spin(owner, LONG, "--every-us", "400000")
     card.spin(lent, LONG)
@@ -145,7 +145,7 @@ def test_a_tenant_without_an_arbiter_keeps_its_share(card: Card) -> None:
     card.start_arbiter()
 
 
-def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> None:
+def test_two_tenants_with_processes_on_the_same_two_devices_do_not_deadlock(card: Card) -> None:
     leases = [card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     single = card.lease("c", CONSERVING, 50)
     for lease in leases:
@@ -204,7 +204,7 @@ def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
     )
 
 
-def test_malformed_messages_about_turns_are_ignored(card: Card) -> None:
+def test_malformed_messages_about_time_slices_are_ignored(card: Card) -> None:
     """The messages come from an unregistered process and from a registered one."""
     good = card.lease("b", HARD, 40)
     noisy = card.lease("a", HARD, 40)
@@ -264,7 +264,7 @@ def waits_for_ever(pid: int) -> bool:
     return len(words) > 4 and int(words[4], 16) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
-def test_a_moved_tenant_shares_its_new_device(card: Card) -> None:
+def test_a_moved_tenant_shares_its_new_device_with_the_tenant_there(card: Card) -> None:
     """The running process continues in time slices of the new device. Its earlier use stays counted."""
     moved, there = card.lease("a", HARD, 25), card.lease("b", HARD, 75, first_device=1)
     first = card.spin(moved, LONG)

@@ -26,7 +26,7 @@ WORDS = {"shipped": ("6", "200", "2"), "address": ("6", "60", "2"), "thread": ("
 
 @pytest.mark.parametrize("engine", ["cut", "gate"])
 @pytest.mark.parametrize("flavour", LIBRARIES)
-def test_threads_with_calls_of_all_families_leave_the_ledger_right(
+def test_threads_that_call_all_families_of_functions_leave_no_memory_charged(
     tmp_path: Path, engine: str, flavour: str
 ) -> None:
     """Each call succeeds or is refused for memory, no sanitizer complains, and the ledger returns to the

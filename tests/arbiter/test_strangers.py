@@ -40,7 +40,7 @@ def test_each_ordinary_program_is_limited_and_runs_to_its_end(card: Card, way: s
     eventually(lambda: read_usage(lease).processes == (), "no slot is left")
 
 
-def test_a_file_of_the_program_at_a_number_that_libvgpu_has_just_opened_stays_open(card: Card) -> None:
+def test_a_programs_file_stays_open_at_a_descriptor_number_that_libvgpu_has_just_used(card: Card) -> None:
     """While libvgpu's thread opens the lease again, the program closes all descriptors and opens its own
     file, which gets the first free number.
     """
@@ -77,7 +77,7 @@ def test_a_process_with_few_descriptors_is_limited_or_refused(card: Card, descri
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_process_that_may_not_make_a_system_call_is_limited(card: Card, call: str) -> None:
+def test_a_process_that_is_forbidden_a_system_call_is_still_limited(card: Card, call: str) -> None:
     lease = lease_of(card)
     for error in (errno.EPERM, errno.ENOSYS):
         done = run(card, lease, "deny", call, str(error))
