@@ -145,7 +145,7 @@ def test_the_documented_claims_are_prepared(with_dra: OnPolicy) -> None:
     assert pods.memory("less") == mib(7)
 
 
-def test_claims_go_on_while_vgpud_is_killed(with_dra: OnPolicy) -> None:
+def test_pods_with_claims_keep_their_memory_while_vgpud_is_killed(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("stays", "five"), claiming("goes", "five"))
     for name in ("stays", "goes"):
@@ -230,7 +230,7 @@ def test_a_container_with_two_requests_does_not_start(with_dra: OnPolicy) -> Non
     assert pods.phase("p") != "Running"
 
 
-def test_a_nodes_account_writes_nothing_of_other_nodes(with_dra: OnPolicy) -> None:
+def test_the_account_of_one_node_cannot_write_objects_of_other_nodes(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     (one, *_) = slices(pods)
     other = {
@@ -280,7 +280,7 @@ def test_a_renewed_token_is_read_without_a_restart(with_dra: OnPolicy) -> None:
     eventually(lambda: slices(pods), "slices are published again")
 
 
-def test_a_pod_with_admin_access_sees_a_card_and_takes_nothing_of_it(with_dra: OnPolicy) -> None:
+def test_a_pod_with_admin_access_sees_a_card_and_gets_no_allocation(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     label = "resource.kubernetes.io/admin-access"
     pods.cluster.kubectl("label", "namespace", "default", f"{label}=true")
@@ -332,7 +332,7 @@ def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: 
     assert pods.cards("p") == 1
 
 
-def test_feature_gates_that_are_turned_off_and_on_are_followed(with_dra: OnPolicy) -> None:
+def test_vgpud_follows_feature_gates_that_are_turned_off_and_on(with_dra: OnPolicy) -> None:
     """Without DRAConsumableCapacity a shared card is one claim's, so no card is overcommitted."""
     pods = with_dra(KINDS + DRA)
     keys = {"allowMultipleAllocations", "consumesCounters"}
@@ -383,7 +383,7 @@ def test_claims_and_extended_resources_share_a_node_without_overcommitment(with_
     assert len(taken) == len(set(taken)), "two of 90 GiB on one card"
 
 
-def test_a_storm_of_claims_and_kills_leaves_nothing(with_dra: OnPolicy) -> None:
+def test_all_claims_of_a_storm_with_kills_of_vgpud_get_their_memory(with_dra: OnPolicy) -> None:
     pods = with_dra(QUOTA + DRA)
     pods.create(template("twenty", "vgpu-quota", "20Gi"))
     names = [f"storm{number}" for number in range(24)]

@@ -142,7 +142,7 @@ def test_a_pod_whose_init_container_has_whole_cards_gets_as_many_as_its_containe
     assert pods.cards("p") == max(first, second)
 
 
-def test_pods_go_on_while_vgpud_is_killed(on_policy: OnPolicy) -> None:
+def test_pods_keep_their_memory_while_vgpud_is_killed(on_policy: OnPolicy) -> None:
     pods = on_policy(UNITS)
     served(pods, 100)
     node = pods.cluster.node
@@ -202,7 +202,7 @@ def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) 
     eventually(lambda: not pods.held(), "its allocation is released")
 
 
-def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_card(on_policy: OnPolicy) -> None:
+def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_memory(on_policy: OnPolicy) -> None:
     """Its init, which runc made, waits for ever for a start that does not come."""
     pods = on_policy(f"{UNITS}[kubelet]\nrelease_seconds = 1\ncheck_seconds = 1\n")
     served(pods, 100)
@@ -225,7 +225,9 @@ def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_card(on_pol
         os.kill(init, signal.SIGKILL)
 
 
-def test_a_deployment_that_fits_no_card_waits_after_the_kubelets_next_report(on_policy: OnPolicy) -> None:
+def test_a_deployment_that_fits_no_card_stops_failing_at_the_kubelets_next_report(
+    on_policy: OnPolicy,
+) -> None:
     """The sum of the node's free memory is enough for one more pod, but no single card has room for it. The
     pod fails until the kubelet reports the smaller offer that vgpud makes after the first failure.
     """
