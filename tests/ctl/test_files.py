@@ -66,7 +66,7 @@ def test_files_that_are_not_utf8_are_refused(main: Ctl, tmp_path: Path, verb: st
     ],
     ids=["dots", "arrays", "tables", "digits"],
 )
-def test_nesting_and_digits_of_toml_are_bounded(
+def test_toml_with_deep_nesting_or_long_numbers_is_refused(
     ask: Callable[[str], Done], tmp_path: Path, verb: str, text: str, said: str
 ) -> None:
     path = tmp_path / "odd.toml"
@@ -81,7 +81,7 @@ def test_a_number_too_long_for_its_option_is_refused(main: Ctl, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("depth", [100, 300, 5000])
-def test_nesting_of_manifests_is_bounded(main: Ctl, tmp_path: Path, depth: int) -> None:
+def test_manifests_with_deep_nesting_are_refused(main: Ctl, tmp_path: Path, depth: int) -> None:
     path = tmp_path / "deep.yaml"
     path.write_text("a: " + "[" * depth + "]" * depth)
     done = main("convert", "hami", str(path))

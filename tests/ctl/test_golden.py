@@ -58,7 +58,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_text_of_each_verb_is_the_golden_one(name: str, main: Ctl, daemon: Daemon) -> None:
+def test_the_text_output_of_each_verb_equals_its_golden_file(name: str, main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListAllocations"] = canned.allocations(canned.aged(canned.preload(), 3), canned.mig())
     done = main(*TEXTS[name].split())
     assert (done.returncode, done.stderr) == (0, "")
@@ -66,7 +66,7 @@ def test_the_text_of_each_verb_is_the_golden_one(name: str, main: Ctl, daemon: D
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_document_of_each_verb_is_the_golden_one(name: str, main: Ctl) -> None:
+def test_the_json_and_yaml_output_of_each_verb_equals_its_golden_file(name: str, main: Ctl) -> None:
     done = main(*DOCUMENTS[name].split(), "-o", "json")
     assert done.returncode == 0
     document = json.loads(done.stdout)
@@ -77,7 +77,7 @@ def test_the_document_of_each_verb_is_the_golden_one(name: str, main: Ctl) -> No
 
 
 @pytest.mark.parametrize("line", NAMES)
-def test_the_output_format_name_of_each_verb_equals_its_recording(line: str, main: Ctl) -> None:
+def test_the_output_of_each_verb_in_format_name_equals_its_recording(line: str, main: Ctl) -> None:
     done = main(*line.split(), "-o", "name")
     assert (done.returncode, done.stdout.splitlines()) == (0, NAMES[line])
 

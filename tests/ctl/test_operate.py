@@ -63,7 +63,7 @@ def test_the_quota_of_another_user_is_explained_by_name(main: Ctl, daemon: Daemo
 # --- ps and events
 
 
-def test_ps_lists_processes_of_tenants_and_other_processes(main: Ctl) -> None:
+def test_vgpuctl_ps_lists_processes_of_tenants_and_other_processes(main: Ctl) -> None:
     lines = main("ps").stdout.splitlines()
     assert re.search(r"4242 +root +python +a1b2c3d4 +0 +1GiB", lines[1])
     assert re.search(r"4343 +- +- +outside vgpud +1 +-", lines[2])
@@ -88,7 +88,7 @@ def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
     assert (none.stdout, none.stderr) == ("", "no event yet\n")
 
 
-def test_ps_marks_a_process_that_libvgpu_does_not_count(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_ps_marks_a_process_that_libvgpu_does_not_count(main: Ctl, daemon: Daemon) -> None:
     process = pb.NodeProcess(pid=5, command="python", allocation_id="a1b2c3d4", unlimited=True)
     daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
     assert "a1b2c3d4 (not counted by libvgpu)" in main("ps").stdout
@@ -109,7 +109,7 @@ def test_no_process_is_shown_as_outside_vgpud_while_the_arbiter_does_not_answer(
     assert "its allocation is unknown, because vgpu-arbiter does not answer" in said[2]
 
 
-def test_doctor_and_why_tell_of_an_arbiter_that_does_not_answer(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_doctor_and_why_tell_of_an_arbiter_that_does_not_answer(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetNode"] = pb.NodeReply(arbiter_error="vgpu-arbiter does not answer: wait")
     process = pb.NodeProcess(pid=4343, command="python", device_uuid=canned.A, silent_mode="preload")
     daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
@@ -133,7 +133,7 @@ def sentences(
     return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
 
 
-def test_why_names_full_memory_and_the_causes_of_refused_memory() -> None:
+def test_vgpuctl_why_names_full_memory_and_the_causes_of_refused_memory() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
     assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said
@@ -143,7 +143,7 @@ def test_why_names_full_memory_and_the_causes_of_refused_memory() -> None:
     assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
 
 
-def test_why_names_the_causes_that_slow_a_tenants_compute() -> None:
+def test_vgpuctl_why_names_the_causes_that_slow_a_tenants_compute() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     before = pb.SliceMeter(compute_used_ns=0, compute_waited_ns=0, throttled_ns=0)
     now = pb.SliceMeter(compute_used_ns=5 * 10**8, compute_waited_ns=10**9, throttled_ns=2 * 10**8)
@@ -157,7 +157,7 @@ def test_why_names_the_causes_that_slow_a_tenants_compute() -> None:
     assert "the card is its own" in sentences(held(part), now)
 
 
-def test_a_tenant_that_is_alone_on_its_device_waits_for_its_own_share() -> None:
+def test_vgpuctl_why_says_that_a_lone_tenant_waits_because_of_its_own_share() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     now = pb.SliceMeter(compute_used_ns=10**9, compute_waited_ns=4 * 10**9)
     said = sentences(held(part), now, pb.SliceMeter(), tenants=1)
@@ -166,7 +166,7 @@ def test_a_tenant_that_is_alone_on_its_device_waits_for_its_own_share() -> None:
     assert "others" not in said
 
 
-def test_why_reports_a_failed_allocation_first() -> None:
+def test_vgpuctl_why_reports_a_failed_allocation_first() -> None:
     part = pb.Slice(device_uuid=canned.C, mode="preload", memory_bytes=GIB)
     failed = held(part, failure="device 2 is lost")
     failed.state = "failed"
@@ -175,7 +175,7 @@ def test_why_reports_a_failed_allocation_first() -> None:
     assert said[1].startswith("device 2 is lost: ")
 
 
-def test_why_says_that_a_suspended_tenant_waits_for_its_resume() -> None:
+def test_vgpuctl_why_says_that_a_suspended_tenant_waits_for_its_resume() -> None:
     waiting = held(pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=GIB))
     waiting.state = "suspended"
     waiting.standing = "idle"
@@ -201,7 +201,7 @@ def test_the_decision_of_a_moved_allocation_is_shown_with_the_move(
     assert said.index("moved:") < said.index("TAKEN")
 
 
-def test_why_says_how_an_allocation_has_failed(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_why_shows_the_cause_of_an_allocations_failure(main: Ctl, daemon: Daemon) -> None:
     item = canned.preload()
     daemon.replies["GetAllocation"] = item
     assert "failure" not in main("why", item.id).stdout
@@ -211,14 +211,14 @@ def test_why_says_how_an_allocation_has_failed(main: Ctl, daemon: Daemon) -> Non
 
 
 @pytest.mark.parametrize(("asked", "answer"), [((), "is free"), (("--memory", "8GiB"), "has room for 8GiB")])
-def test_defrag_says_what_the_device_has_in_the_end(
+def test_vgpuctl_defrag_says_that_the_device_is_free_or_has_the_room_asked_for(
     main: Ctl, daemon: Daemon, asked: tuple[str, ...], answer: str
 ) -> None:
     daemon.replies["PlanDefrag"] = daemon.replies["Defrag"] = pb.DefragReply(device_uuid=canned.A)
     assert f"{canned.A} {answer}" in main("defrag", "--device", canned.A, *asked).stderr
 
 
-def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListDevices"] = pb.ListDevicesReply(devices=canned.devices().devices[:2])
     daemon.replies["DrainDevice"] = lambda asked: pb.DrainDeviceReply(
         device_uuid=asked.device_uuid, idle=asked.device_uuid == canned.A
@@ -241,7 +241,7 @@ def test_drain_takes_several_devices_and_none_if_a_name_is_wrong(main: Ctl, daem
 
 
 @pytest.mark.parametrize(("state", "change"), [("suspending", "suspended or moved"), ("resuming", "resumed")])
-def test_why_says_that_an_allocation_is_being_changed(
+def test_vgpuctl_why_says_that_an_allocation_is_being_changed(
     main: Ctl, daemon: Daemon, state: str, change: str
 ) -> None:
     held = canned.used()
@@ -251,7 +251,7 @@ def test_why_says_that_an_allocation_is_being_changed(
     assert f"it is being {change}, and its processes may wait until that has ended" in said
 
 
-def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
     gone = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
     daemon.replies["GetAllocation"] = lambda asked: (
         canned.used() if asked.allocation_id == "a1b2c3d4" else gone
@@ -268,7 +268,7 @@ def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
         assert main("why", nobody).returncode == 6
 
 
-def test_why_shows_the_memory_of_an_allocation_that_is_younger_than_the_first_reading(
+def test_vgpuctl_why_shows_the_memory_of_an_allocation_younger_than_the_first_reading(
     main: Ctl, daemon: Daemon
 ) -> None:
     readings = iter([pb.UsageReply(), canned.usage(memory_used_bytes=GIB)])
@@ -281,7 +281,7 @@ def test_why_shows_the_memory_of_an_allocation_that_is_younger_than_the_first_re
 
 
 @needs("root")  # a policy of another user is not trusted
-def test_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None:
+def test_vgpuctl_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None:
     env = {
         **environment(tmp_path / "none.sock"),
         "VGPUD_RUN_DIR": str(tmp_path / "run"),
@@ -304,7 +304,9 @@ def test_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None:
         assert item["fix"] or item["state"] in ("ok", "skipped"), item
 
 
-def test_doctor_reports_each_fault(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vgpuctl_doctor_reports_each_fault(
+    main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = daemon.socket.parent
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o666), ("admin.sock", 0o600)):
         if not (folder / name).exists():
@@ -383,7 +385,7 @@ def test_a_bug_report_hides_names_and_paths() -> None:
 # --- policy diff and test
 
 
-def test_compare_reports_added_removed_and_changed_keys_of_two_policies() -> None:
+def test_a_comparison_of_two_policies_reports_added_removed_and_changed_keys() -> None:
     old = {"a": 1, "b": {"c": "x"}, "d": [{"e": 1}]}
     new = {"a": 1, "b": {"c": "y"}, "d": [{"e": 1}, {"e": 2}]}
     assert compare(old, new) == (Change("b.c", "x", "y"), Change("d[1].e", None, 2))
@@ -563,7 +565,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_bash_completes(scripts: Path) -> None:
+def test_bash_completes_verbs_options_and_ids(scripts: Path) -> None:
     bash = scripts / "bash"
     assert {"top", "ps", "why", "policy", "mig"} <= set(complete(bash, "vgpuctl ''"))
     assert complete(bash, "vgpuctl pol") == ["policy"]
@@ -588,7 +590,7 @@ def test_each_shell_accepts_its_completion_script(scripts: Path, shell: str) -> 
 
 
 @needs("fish")
-def test_fish_completes(scripts: Path) -> None:
+def test_fish_completes_verbs_and_options(scripts: Path) -> None:
     program = (
         f"source {scripts / 'fish'}; complete -C 'vgpuctl policy re'; complete -C 'vgpuctl alloc --isol'"
     )

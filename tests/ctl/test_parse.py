@@ -91,7 +91,7 @@ def test_the_isolations_of_vgpuctl_are_those_of_the_model() -> None:
         "-o yaml --color always devices -o json --socket /s --timeout 3 -qv --no-headers --color never",
     ],
 )
-def test_options_stand_before_or_after_the_verb(line: str) -> None:
+def test_options_may_stand_before_or_after_the_verb(line: str) -> None:
     verb, arguments = parse(line.split())
     assert verb.name == "devices"
     got = vars(arguments)
@@ -99,7 +99,7 @@ def test_options_stand_before_or_after_the_verb(line: str) -> None:
     assert (got["quiet"], got["verbose"], got["no_headers"], got["color"]) == (True, True, True, "never")
 
 
-def test_options_stand_before_between_and_after_the_words_of_policy() -> None:
+def test_options_may_stand_before_between_and_after_the_words_of_verb_policy() -> None:
     verb, arguments = parse(["-q", "policy", "-o", "json", "show", "--origin", "--socket", "/s"])
     assert verb.function == "policy:show"
     assert (arguments.quiet, arguments.output, arguments.origin, arguments.socket) == (
@@ -229,7 +229,7 @@ def test_each_verb_has_an_example() -> None:
     assert [line for line, verb in LINES if not verb.examples] == []
 
 
-def test_each_synonym_leads_to_a_verb() -> None:
+def test_each_synonym_names_an_existing_verb() -> None:
     lines = {line for line, _ in LINES}
     assert {meant for meant in SYNONYMS.values() if meant not in lines} == set()
     assert not SYNONYMS.keys() & {entry.name for entry in VERBS}

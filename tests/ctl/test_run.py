@@ -86,7 +86,7 @@ def test_run_sends_only_the_options_that_are_given(ctl: Ctl, daemon: Daemon) -> 
     assert request.count == 1
 
 
-def test_the_allocations_variables_override_the_callers(daemon: Daemon) -> None:
+def test_the_environment_variables_of_the_allocation_override_those_of_the_caller(daemon: Daemon) -> None:
     given = {**environment(daemon.socket), "LANG": "C", "WHO": "caller", "ODD": "a\nb=c", "EMPTY": ""}
     done = subprocess.run(
         (*COMMAND, "run", "--", "env", "-0"), env=given, capture_output=True, text=True, check=True
@@ -166,7 +166,7 @@ def test_no_signal_stays_ignored_or_blocked_in_the_command(ctl: Ctl) -> None:
     assert int(fields["SigBlk"], 16) == int(plain["SigBlk"], 16)
 
 
-def test_options_after_the_command_belong_to_the_command(ctl: Ctl) -> None:
+def test_vgpuctl_run_passes_options_after_the_command_to_the_command(ctl: Ctl) -> None:
     done = ctl("run", "--", "printf", "%s|", "--memory", "10G", "--", "-o", "a b", "")
     assert done.stdout == "--memory|10G|--|-o|a b||"
 

@@ -34,7 +34,7 @@ def test_an_empty_table_still_prints_its_headers() -> None:
     assert render(Table((Column("A"),), []), wide=False, headers=False) == []
 
 
-def test_a_table_of_facts_leaves_out_those_without_a_value() -> None:
+def test_a_table_of_facts_leaves_out_facts_without_a_value() -> None:
     assert render(facts([("a", "1"), ("long", "2"), ("none", "")]), False, True) == ["a:     1", "long:  2"]
 
 
@@ -91,7 +91,7 @@ class Tty(io.StringIO):
         ("never", True, {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_the_option_the_terminal_and_the_environment_decide_on_color(
+def test_color_depends_on_the_option_the_terminal_and_the_environment(
     choice: str, tty: bool, environment: dict[str, str], wanted: bool
 ) -> None:
     assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted
@@ -104,7 +104,7 @@ def test_devices_with_equal_values_share_a_line() -> None:
     assert table.rows == [("yes", "GPU-aa", "mig", "fits"), ("no", "GPU-00 and 2 more", "", "too small")]
 
 
-def test_the_memory_of_equal_slices_is_counted() -> None:
+def test_equal_slices_of_an_allocation_are_shown_as_a_count_and_one_size() -> None:
     parts = [pb.Slice(device_uuid=f"GPU-{n}", mode="preload", memory_bytes=2**30) for n in range(2)]
     (row,) = tables.allocations([pb.Allocation(id="a", slices=parts)], 0).rows
     assert row[5] == "2 x 1GiB"
@@ -119,7 +119,7 @@ def test_the_memory_of_equal_slices_is_counted() -> None:
         ("", "mps", "idle"),
     ],
 )
-def test_a_device_shows_the_mode_that_the_policy_will_set_when_its_tenants_have_left(
+def test_a_device_row_shows_the_mode_that_the_policy_sets_once_its_tenants_have_left(
     mode: str, policy: str, shown: str
 ) -> None:
     row = tables.devices([pb.Device(mode=mode, policy_mode=policy)]).rows[0]

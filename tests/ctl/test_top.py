@@ -420,14 +420,14 @@ def test_the_wheel_and_a_click_select_an_allocation(daemon: Daemon) -> None:
     assert "\x1b[?1000l" in live.text
 
 
-def test_unlimited_processes_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
+def test_vgpuctl_top_lists_processes_outside_vgpud_in_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
     said = main("top", "-1").stdout
     assert re.search(r"4343 +1 +- +outside vgpud", said)
     (row,) = json.loads(main("top", "-1", "-o", "json").stdout)["outside"]
     assert (row["pid"], row["allocation"]) == (4343, "")
 
 
-def test_a_history_draws_the_mean_of_each_ten_seconds() -> None:
+def test_each_character_of_a_history_is_the_mean_of_ten_seconds() -> None:
     past = History()
     for percent in [0.0] * 5 + [100.0] * 5 + [50.0, None]:
         past.add([("gpu", percent), ("gone", 1.0)])

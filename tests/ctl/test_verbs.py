@@ -51,7 +51,7 @@ def test_status_is_degraded_by_a_failed_allocation(main: Ctl, daemon: Daemon) ->
     assert "degraded:  allocation a1b2c3d4 has failed: its device is lost\n" in done.stdout
 
 
-def test_status_is_degraded_without_hardware(main: Ctl, daemon: Daemon) -> None:
+def test_status_is_degraded_without_a_loaded_driver(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["GetNode"] = canned.node(hardware_error="the NVIDIA driver is not loaded")
     daemon.replies["ListDevices"] = VgpuError(ErrorCode.DRIVER_MISSING, "the NVIDIA driver is not loaded", "")
     done = main("status")
@@ -111,7 +111,7 @@ def test_each_alloc_has_a_unique_request_id(main: Ctl, daemon: Daemon) -> None:
     assert first != second
 
 
-def test_an_interrupted_alloc_prints_how_to_get_the_allocation(main: Ctl, daemon: Daemon) -> None:
+def test_alloc_without_an_answer_prints_how_to_get_the_allocation(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["Allocate"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     done = main("alloc")
     (request,) = daemon.requests("Allocate")
@@ -234,7 +234,7 @@ def test_vgpuctl_exits_with_the_code_of_the_error(main: Ctl, daemon: Daemon, cod
     assert "hint" not in main("-q", "alloc", "--memory", "10G").stderr
 
 
-def test_devices_that_are_refused_for_one_reason_have_one_line(main: Ctl, daemon: Daemon) -> None:
+def test_devices_that_are_refused_for_the_same_reason_share_a_line(main: Ctl, daemon: Daemon) -> None:
     details = ("device 0 (GPU-a): full", "device 1 (GPU-b): lost", "device 2 (GPU-c): full", "GPU-d is gone")
     daemon.replies["Allocate"] = VgpuError(ErrorCode.NO_CAPACITY, "no room", "wait", details)
     lines = ["  devices 0, 2: full", "  device 1 (GPU-b): lost", "  GPU-d is gone"]
@@ -353,7 +353,7 @@ def test_a_closed_standard_error_does_not_change_the_exit_code(daemon: Daemon) -
 
 
 @pytest.mark.parametrize("output", ["name", "json", "env"])
-def test_an_allocation_whose_answer_cannot_be_written_is_named(daemon: Daemon, output: str) -> None:
+def test_vgpuctl_names_an_allocation_if_its_answer_cannot_be_written(daemon: Daemon, output: str) -> None:
     done = redirected(daemon, f"alloc -q -o {output}", ">/dev/full")
     (request,) = daemon.requests("Allocate")
     assert done.returncode == 70

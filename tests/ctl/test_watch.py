@@ -145,7 +145,9 @@ def test_watch_reports_lost_events(daemon: Daemon, gate: threading.Event) -> Non
     assert [request.after_revision for request in daemon.requests("Watch")] == [90, 42, 90]
 
 
-def test_watch_reports_a_reset_of_revisions(daemon: Daemon, gate: threading.Event) -> None:
+def test_watch_continues_and_says_so_if_the_revisions_start_again(
+    daemon: Daemon, gate: threading.Event
+) -> None:
     goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping", "")
     daemon.replies["GetNode"].revision = 3
     daemon.watches = [events(42, fail=goodbye), events(4, gate=gate)]
@@ -155,7 +157,7 @@ def test_watch_reports_a_reset_of_revisions(daemon: Daemon, gate: threading.Even
         assert "going on from 3" in interrupt(process)
 
 
-def test_a_revision_that_is_not_kept_is_an_error_at_the_start(ctl: Ctl, daemon: Daemon) -> None:
+def test_a_watch_from_a_revision_that_is_no_longer_kept_is_an_error(ctl: Ctl, daemon: Daemon) -> None:
     gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 1 are no longer kept", "start at 30")
     daemon.watches = [events(fail=gone)]
     done = ctl("watch", "--after", "1")
