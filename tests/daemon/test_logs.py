@@ -48,7 +48,7 @@ def test_a_line_of_the_audit_trail_has_the_message_ids_of_its_event_and_of_the_t
     assert [value for name, value in logs.journal_fields(other) if name == "MESSAGE_ID"] == [Message.AUDIT]
 
 
-def test_the_default_view_of_journalctl_has_all_fields() -> None:
+def test_the_message_text_of_a_journal_line_has_all_fields() -> None:
     event = {"event": "allocation_refused", "level": "info", "message_id": Message.REFUSED, "uid": 7}
     why = {"why": 'no "room"', "label": "", "left_out": 2}
     assert logs.journal_message(event) == "allocation_refused: uid=7"
@@ -86,7 +86,7 @@ def test_log_lines_send_no_control_characters_to_the_terminal() -> None:
     assert "\x1b[2J" not in shown and "\x9b" not in shown
 
 
-def test_the_catalog_explains_exactly_the_message_ids() -> None:
+def test_the_message_catalog_explains_all_message_ids_and_no_others() -> None:
     assert set(entries()) == {message.value for message in Message}
     assert len({message.value for message in Message}) == len(Message)
     for text in entries().values():
@@ -95,7 +95,7 @@ def test_the_catalog_explains_exactly_the_message_ids() -> None:
         assert len(text.split("\n\n", 1)[1].strip()) > 30
 
 
-def test_the_catalog_names_only_fields_that_lines_have() -> None:
+def test_the_message_catalog_names_only_fields_that_log_lines_have() -> None:
     """journalctl shows a field that no line has as its bare name."""
     source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
     named = set(re.findall(r"@VGPUD_([A-Z_]+)@", CATALOG.read_text()))
@@ -115,7 +115,7 @@ def test_the_manual_names_every_message_id() -> None:
 
 
 @needs("systemd")
-def test_journalctl_takes_the_catalog(tmp_path: Path) -> None:
+def test_journalctl_accepts_the_message_catalog(tmp_path: Path) -> None:
     folder = tmp_path / "usr/lib/systemd/catalog"
     folder.mkdir(parents=True)
     (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)
@@ -165,7 +165,7 @@ def test_log_lines_of_many_users_are_limited_in_total() -> None:
     assert len(thin._windows) <= logs._FORGET_AT
 
 
-def test_refusals_of_one_change_push_out_no_refusals_of_another() -> None:
+def test_many_log_lines_about_one_refused_change_suppress_no_lines_about_another() -> None:
     thin = logs.Thinned(Clock())
     refused = {"message_id": Message.AUDIT, "outcome": "NOT_ALLOWED"}
     found = [kept(thin, 100, audit="start container", uid=uid, **refused) for uid in range(20)]

@@ -25,7 +25,7 @@ from vgpud.settings import Settings
         (os.ST_NOSUID | os.ST_NODEV, ""),
     ],
 )
-def test_a_mount_that_honours_set_user_id_is_refused(
+def test_a_run_folder_mounted_without_nosuid_or_nodev_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: int, missing: str
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))

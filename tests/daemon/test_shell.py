@@ -34,7 +34,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.level == 30
 
 
-def test_a_named_policy_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_file_that_the_environment_names_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not load_settings().policy_paths().main_required
     monkeypatch.setenv("VGPUD_CONFIG", "/etc/vgpud/vgpud.toml")
     assert load_settings().policy_paths().main_required
@@ -103,7 +103,7 @@ def test_the_watchdog_is_notified_twice_in_its_interval(monkeypatch: pytest.Monk
     assert sd.watchdog_seconds() is None
 
 
-def test_journal_fields_are_names_that_the_journal_takes() -> None:
+def test_journal_fields_have_names_that_the_journal_accepts() -> None:
     event = {"event": "allocated", "level": "warning", "allocation": "a1", "gpu.uuid": "GPU-1"}
     fields = dict(logs.journal_fields(event))
     assert fields == {

@@ -11,7 +11,7 @@ from vgpud.daemon import to_the_end
 
 # grpcio ends a call in several steps of the loop. The work ends before each of them.
 @pytest.mark.parametrize("steps", range(6))
-def test_a_call_that_ends_with_the_server_prints_no_traceback(
+def test_a_call_that_is_cancelled_as_the_server_stops_prints_no_traceback(
     steps: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def work() -> None:
