@@ -29,7 +29,7 @@ def rooms_table() -> str:
     return "\n".join(["| room | may import | holds |", "|---|---|---|", *rows])
 
 
-def test_the_table_of_rooms_is_the_lint_table() -> None:
+def test_the_table_of_rooms_equals_the_table_of_the_lint_rule() -> None:
     shown = re.search(r"<!-- rooms -->\n(.*?)\n<!-- /rooms -->", PAGE.read_text(), re.S)
     assert shown is not None
     assert shown[1] == rooms_table(), "run: python -m tests.docs.test_architecture"
@@ -57,7 +57,7 @@ def states_picture() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
 
 
-def test_the_picture_of_states_is_the_table_of_the_store() -> None:
+def test_the_picture_of_states_equals_the_table_of_transitions() -> None:
     shown = re.search(r"<!-- states -->\n(.*?)\n<!-- /states -->", PAGE.read_text(), re.S)
     assert shown is not None
     assert shown[1] == states_picture(), "run: python -m tests.docs.test_architecture"

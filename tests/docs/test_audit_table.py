@@ -33,7 +33,7 @@ def calls() -> Iterator[tuple[str, str, str]]:
                 yield node.func.attr, change, str(path.relative_to(ROOT))
 
 
-def test_each_automatic_change_is_in_the_table_and_no_other() -> None:
+def test_the_table_lists_exactly_the_automatic_changes_that_the_code_makes() -> None:
     named = {(change, file) for function, change, file in calls() if function == "automatic"}
     reasoned = {file for function, _, file in calls() if function in REASONED}
     rows = table()

@@ -36,7 +36,7 @@ def test_the_listed_manual_pages_are_generated(made: Path) -> None:
     assert {path.name for path in (made / "completions").iterdir()} == {"vgpuctl", "_vgpuctl", "vgpuctl.fish"}
 
 
-def test_vgpuctl_has_every_verb_option_and_exit_code(made: Path) -> None:
+def test_the_manual_page_of_vgpuctl_has_every_verb_option_and_exit_code(made: Path) -> None:
     page = text(made, "vgpuctl.1")
     for entry in VERBS:
         for verb in entry.verbs if isinstance(entry, Group) else (entry,):
@@ -49,7 +49,7 @@ def test_vgpuctl_has_every_verb_option_and_exit_code(made: Path) -> None:
     assert {str(code.value) for code in Exit} <= set(codes)
 
 
-def test_the_policys_page_has_every_key(made: Path) -> None:
+def test_the_manual_page_of_the_policy_has_every_key(made: Path) -> None:
     page = text(made, "vgpud.toml.5")
     sections = dict(re.findall(r'^\.SS "\[*([a-z.]+)\]*"\n((?:(?!^\.S).*\n)*)', page, re.MULTILINE))
     for table, model in TABLES.items():
@@ -58,7 +58,7 @@ def test_the_policys_page_has_every_key(made: Path) -> None:
                 assert f"\n{name}\n" in sections[table], (table, name)
 
 
-def test_the_daemons_page_has_every_setting(made: Path) -> None:
+def test_the_manual_page_of_the_daemon_has_every_setting(made: Path) -> None:
     page = text(made, "vgpud.8")
     wanted = {f"VGPUD_{name.upper()}" for name in Settings.model_fields} - {"VGPUD_FAULT_POINT"}
     assert {name for name in wanted if name not in page} == set()
@@ -68,7 +68,7 @@ def test_the_daemons_page_has_every_setting(made: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "name"), [("vgpud.daemon", "vgpud.8"), ("vgpud.remote.door", "vgpud-remote.8")]
 )
-def test_the_page_of_a_service_has_each_of_its_options(made: Path, module: str, name: str) -> None:
+def test_the_manual_page_of_a_service_has_each_of_its_options(made: Path, module: str, name: str) -> None:
     asked = [sys.executable, "-m", module, "--help"]
     shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     options = set(re.findall(r"--[a-z]+", shown)) - {"--help"}
@@ -78,7 +78,7 @@ def test_the_page_of_a_service_has_each_of_its_options(made: Path, module: str, 
     assert {option for option in options - {"--version"} if option not in rest} == set()
 
 
-def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
+def test_the_manual_page_of_vgpu_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
     page = text(made, "vgpu-runtime.1")
     documented = set(
         re.findall(r"^\| `(vgpud\.io/[a-z-]+)` \| `VGPU", (ROOT / "docs" / "containers.md").read_text(), re.M)

@@ -57,7 +57,7 @@ def named() -> Iterator[tuple[Path, str]]:
                 yield from ((page, plain(command.line)) for command in commands(block))
 
 
-def test_policy_digests_in_statuses_are_those_of_this_version() -> None:
+def test_policy_digests_shown_in_the_pages_are_those_of_the_present_policies() -> None:
     """Answers that depend on the machine are not compared, and their digests would become stale. The package
     has the built-in policy; the other pages have that of the simulated node, whose `status` is compared.
     """
@@ -140,7 +140,7 @@ def checkout() -> list[str]:
 
 
 @pytest.mark.parametrize("command", checkout())
-def test_names_in_commands_that_are_not_run_exist(command: str) -> None:
+def test_commands_that_are_not_run_name_existing_files_and_verbs(command: str) -> None:
     program, *words = command.split()
     if program == "./dev":
         usage = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=False).stdout
@@ -179,7 +179,7 @@ def test_every_page_can_be_found_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_the_answers_that_a_page_shows_are_whole(page: Path) -> None:
+def test_the_answers_that_a_page_shows_are_not_shortened(page: Path) -> None:
     """No line of dots stands for lines that were cut out."""
     shown = [
         line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()

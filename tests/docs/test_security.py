@@ -66,7 +66,7 @@ SENTENCES = [
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_the_page_names_the_bounds_of_the_code(sentence: str) -> None:
+def test_the_page_states_the_bounds_that_the_code_has(sentence: str) -> None:
     assert sentence in TEXT
 
 
