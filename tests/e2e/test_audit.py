@@ -178,7 +178,7 @@ def settled(trail: Trail, row: Row) -> list[dict[str, Any]]:
     return trail.lines()
 
 
-def test_every_changing_call_is_in_the_table() -> None:
+def test_every_call_that_changes_state_is_in_the_audit_table() -> None:
     assert set(BY_GRPC) == CHANGING
 
 
@@ -203,7 +203,7 @@ def test_a_change_by_grpc_leaves_one_audit_line(trail: Trail, name: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(HANDLERS.keys() - CHANGING))
-def test_a_call_that_is_not_in_the_table_changes_nothing(trail: Trail, name: str) -> None:
+def test_a_call_that_is_not_in_the_audit_table_changes_nothing(trail: Trail, name: str) -> None:
     held = quota(trail.node)
 
     def standing() -> tuple[object, ...]:

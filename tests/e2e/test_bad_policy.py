@@ -73,7 +73,7 @@ def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -
         ('mode = "mig"\nmig.layout = ["1g.10gb*7"]', "mig.layout: device 0"),
     ],
 )
-def test_reload_check_doctor_and_start_refuse_a_rule_that_the_devices_do_not_support(
+def test_reload_policy_check_and_doctor_refuse_a_rule_that_the_devices_do_not_support(
     node: DemoNode, rule: str, said: str
 ) -> None:
     config(node).write_text(f"version = 1\n[[device]]\n{rule}\n")
@@ -107,7 +107,7 @@ def test_sighup_reloads_and_survives_a_bad_policy(node: DemoNode) -> None:
         eventually(lambda: calls.get_policy().digest == before, "and the old one again")
 
 
-def test_a_reload_waits_for_a_device_in_use(node: DemoNode) -> None:
+def test_a_reload_changes_the_mode_of_a_device_in_use_after_its_tenants_leave(node: DemoNode) -> None:
     held = quota(node, 2)
     config(node).write_text('version = 1\n[[device]]\nmode = "mps"\n')
     tried = node.ctl("policy", "reload", "--dry-run", check=False)

@@ -174,7 +174,7 @@ def test_only_the_tenant_that_bypasses_libvgpu_is_marked(shared_node: DemoNode, 
     assert marks(node)[first] == {}
 
 
-def test_a_mark_outlives_the_daemon(make_node: NodeMaker, ended: list[Tenant]) -> None:
+def test_a_mark_of_a_bypass_outlives_a_kill_of_vgpud(make_node: NodeMaker, ended: list[Tenant]) -> None:
     node = make_node(policy=POLICY.format(rule="report"))
     node.start()
     tenant, allocation = start(node, ["env", "-u", "LD_PRELOAD", *HOLD])
@@ -215,7 +215,9 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
     assert "active (tampered)" in node.ctl("ls").stdout
 
 
-def test_an_unknown_driver_is_reported_once(shared_node: DemoNode, ended: list[Tenant]) -> None:
+def test_calls_of_an_unknown_driver_are_reported_once_for_each_allocation(
+    shared_node: DemoNode, ended: list[Tenant]
+) -> None:
     """For an unknown driver each allocation gets one mark, however often vgpud looks, and `doctor` prints one
     line for both.
     """

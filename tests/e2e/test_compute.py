@@ -87,7 +87,7 @@ def test_an_idle_tenants_share_is_lent_under_work_conserving(started: DemoNode) 
     idle.end()
 
 
-def test_share_rules_survive_resize_and_restart_and_follow_the_policy(started: DemoNode) -> None:
+def test_a_tenants_share_policy_and_priority_survive_a_resize_and_a_restart(started: DemoNode) -> None:
     reload(started, 'share_policy = "work-conserving"\n')
     held = started.ctl("alloc", *ASKED, "--cores", "20", "--priority", "below-normal").stdout.strip()
     lease = started.run_dir / "leases" / held

@@ -123,7 +123,7 @@ def test_a_resize_cut_after_any_step_converges_at_the_next_start(node: DemoNode,
     release(node, held.id)
 
 
-def test_a_start_cut_after_any_step_converges_at_the_next_start(node: DemoNode) -> None:
+def test_a_start_cut_after_any_step_of_an_undo_converges_at_the_next_start(node: DemoNode) -> None:
     """vgpud is killed during a MIG allocation. The next start undoes it and is killed after each step of the
     release.
     """

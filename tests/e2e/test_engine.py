@@ -112,7 +112,9 @@ def test_a_reload_changes_the_engine_when_the_last_tenant_has_gone(cut_node: Dem
     cut_node.ctl("release", again)
 
 
-def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict_of_probes(cut_node: DemoNode) -> None:
+def test_a_restart_keeps_the_engine_of_running_tenants_and_the_result_of_the_probe(
+    cut_node: DemoNode,
+) -> None:
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
     files = EngineFiles(cut_node.run_dir)
@@ -184,7 +186,7 @@ def test_a_tenant_from_a_version_without_engines_keeps_the_gate(cut_node: DemoNo
     cut_node.ctl("release", held)
 
 
-def test_a_device_of_another_mode_has_no_engine_and_is_not_probed(cut_node: DemoNode) -> None:
+def test_a_device_in_mode_exclusive_has_no_engine_and_is_not_probed(cut_node: DemoNode) -> None:
     cut_node.start()
     held = cut_node.ctl("alloc", "--isolation", "device", "--device", "0").stdout.strip()
     shown = device(cut_node)

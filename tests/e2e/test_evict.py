@@ -86,7 +86,9 @@ def end(node: DemoNode, tenant: Tenant, name: str) -> None:
     eventually(lambda: name not in states(node), "its allocation goes with it")
 
 
-def test_a_suspension_evicts_without_the_driver_and_leaves_the_context(node: DemoNode) -> None:
+def test_a_suspension_evicts_memory_without_the_drivers_checkpoint_and_leaves_the_context(
+    node: DemoNode,
+) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
     simulate(node, *NO_DRIVER)
     full = used_mib(node)
@@ -228,7 +230,7 @@ def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode)
 
 
 @needs("driver-580")
-def test_a_failed_eviction_falls_back_to_the_drivers_checkpoint(node: DemoNode) -> None:
+def test_a_suspension_whose_eviction_fails_falls_back_to_the_drivers_checkpoint(node: DemoNode) -> None:
     tenant, name = holding(node)
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     gone = suspend(node, name)
@@ -261,7 +263,9 @@ def test_a_tenant_moves_by_an_eviction_and_the_drivers_checkpoint_of_the_rest(
 @pytest.mark.parametrize(
     "function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"]
 )
-def test_memory_that_cannot_be_parked_moves_by_the_host(node: DemoNode, function: str) -> None:
+def test_memory_that_cannot_be_parked_on_its_device_moves_through_host_memory(
+    node: DemoNode, function: str
+) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
     simulate(node, "fault", "fail", "--function", function, "--code", "2", "--count", "1")
     move(node, name, 3)
@@ -274,7 +278,7 @@ def test_memory_that_cannot_be_parked_moves_by_the_host(node: DemoNode, function
 
 @needs("driver-580")
 @pytest.mark.parametrize("function", ["cuDevicePrimaryCtxRetain", "cuEventSynchronize"])
-def test_a_move_whose_copy_between_devices_fails_goes_by_the_host_at_once(
+def test_a_move_whose_copy_between_devices_fails_goes_through_host_memory_at_once(
     node: DemoNode, function: str
 ) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
@@ -321,7 +325,7 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
 
 
 @needs("driver-580")
-def test_an_evicted_tenant_moves_and_is_resumed_on_the_other_device(node: DemoNode) -> None:
+def test_an_evicted_tenant_is_moved_and_then_resumed_on_the_other_device(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
     moved = move(node, name, 2)
@@ -333,7 +337,7 @@ def test_an_evicted_tenant_moves_and_is_resumed_on_the_other_device(node: DemoNo
     end(node, tenant, name)
 
 
-def test_a_move_that_cannot_be_restored_brings_the_evicted_memory_back(node: DemoNode) -> None:
+def test_a_move_whose_restore_fails_brings_the_evicted_memory_back(node: DemoNode) -> None:
     tenant, name = holding(node)
     simulate(
         node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"

@@ -150,14 +150,16 @@ def there_and_back(node: DemoNode, tenant: Tenant, leaves_mib: int) -> None:
     assert do(tenant, "look")
 
 
-def test_physical_memory_of_the_program_leaves_the_device_and_comes_back(
+def test_physical_memory_that_a_program_made_itself_leaves_the_device_and_comes_back(
     node: DemoNode, tenant: Tenant
 ) -> None:
     for _ in range(3):
         there_and_back(node, tenant, ALL_MIB)
 
 
-def test_the_pool_grows_and_shrinks_between_evictions(node: DemoNode, tenant: Tenant) -> None:
+def test_a_tenant_may_create_and_free_physical_memory_between_evictions(
+    node: DemoNode, tenant: Tenant
+) -> None:
     there_and_back(node, tenant, ALL_MIB)
     assert do(tenant, "drop 3", "drop 7", "make 9")
     there_and_back(node, tenant, ALL_MIB - PIECE_MIB)
@@ -207,7 +209,9 @@ def test_memory_once_mapped_at_two_addresses_is_evicted_only_after_it_is_mapped_
     there_and_back(node, tenant, ALL_MIB)
 
 
-def test_a_handle_without_a_mapping_is_evicted_once_it_is_mapped(node: DemoNode, tenant: Tenant) -> None:
+def test_memory_of_a_handle_without_a_mapping_is_evicted_once_it_is_mapped(
+    node: DemoNode, tenant: Tenant
+) -> None:
     assert do(tenant, "unmap 1")
     suspend(node, name(node))
     resume(node, name(node))

@@ -81,7 +81,7 @@ def test_vgpud_runs_without_a_driver_and_uses_it_once_it_is_loaded(
     release(node, quota(node).id)
 
 
-def test_a_start_without_nvml_keeps_all_allocations(make_node: NodeMaker, tmp_path: Path) -> None:
+def test_vgpud_keeps_all_allocations_if_it_starts_without_nvml(make_node: NodeMaker, tmp_path: Path) -> None:
     node = make_node()
     node.start()
     held = {
@@ -139,7 +139,7 @@ def test_a_hanging_device_leaves_the_others_in_service(impatient: DemoNode) -> N
     release(node, quota(node).id)
 
 
-def test_a_start_while_devices_hang_keeps_their_allocations(impatient: DemoNode) -> None:
+def test_vgpud_keeps_the_allocations_of_devices_that_hang_during_its_start(impatient: DemoNode) -> None:
     """A hanging device does not prove that its tenants failed. Their allocations keep their state."""
     node = impatient
     held = {
@@ -189,7 +189,7 @@ def test_a_hanging_nvml_library_is_reported_and_recovers(impatient: DemoNode) ->
     release(node, held.id)
 
 
-def test_a_hanging_change_does_not_hold_up_other_devices(make_node: NodeMaker) -> None:
+def test_a_hanging_change_of_one_device_does_not_hold_up_other_devices(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     simulate(node, "fault", "hang", "--function", "nvmlDeviceCreateGpuInstance*", "--device", "0")

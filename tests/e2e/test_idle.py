@@ -142,7 +142,7 @@ def goes_idle(node: DemoNode, name: str) -> None:
 
 
 @needs("driver-580")
-def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode) -> None:
+def test_an_idle_tenant_is_suspended_and_its_next_call_resumes_it(idle: DemoNode) -> None:
     tenant, name = holding(idle, 100)
     goes_idle(idle, name)
     eventually(lambda: used_mib(idle) < SIZE_MIB, "NVML shows none of its memory")
@@ -209,7 +209,7 @@ def test_a_tenant_suspended_by_hand_stays_suspended_and_shows_that_it_wants_to_w
 
 
 @needs("driver-580")
-def test_every_kind_of_call_resumes_an_idle_suspended_tenant(idle: DemoNode) -> None:
+def test_every_kind_of_call_of_a_suspended_tenant_waits_and_asks_for_its_resume(idle: DemoNode) -> None:
     asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
     kinds = tenant.line()["calls"]

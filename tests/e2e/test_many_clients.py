@@ -81,7 +81,7 @@ def allocated(node: DemoNode) -> list[int]:
     return [held[device.uuid] for device in devices]
 
 
-def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode) -> None:
+def test_sixty_four_clients_fill_eight_devices_to_the_last_slice(node: DemoNode) -> None:
     """Eight allocations fill each of eight devices, and the last one succeeds."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]

@@ -9,7 +9,7 @@ from tests.simnode import ROOT
 
 
 @needs("cgroups")
-def test_the_table_of_the_modes_says_what_simulated_drivers_keep(tmp_path: Path) -> None:
+def test_the_table_of_modes_and_driver_branches_equals_what_simulated_drivers_enforce(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "modes.md").read_text()
     told = page.split("<!-- matrix -->\n")[1].split("<!-- /matrix -->")[0].strip()
     with ThreadPoolExecutor(2) as pool:

@@ -193,7 +193,7 @@ def test_a_tenant_of_a_whole_card_moves_to_a_free_card(node: DemoNode) -> None:
 
 
 @needs("driver-580")
-def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
+def test_a_move_to_a_full_drained_or_used_device_is_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     full = quota(node, 138, selector=pb.Selector(indices=[1]))
     assert "fit in the" in refusal(node, name, 1).sentence
@@ -355,14 +355,16 @@ def test_a_move_cut_after_the_save_is_recorded_is_finished(
 
 
 @needs("driver-580")
-def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_that_checks_moves_on_real_cards_passes_on_the_simulator(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert move_h200.main(["--simulated", "limit", "suspended"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["held"] for one in said if "held" in one] == [True, True]
 
 
 @needs("driver-580")
-def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
+def test_a_move_of_several_processes_that_is_cut_moves_all_or_none(cut_node: DemoNode) -> None:
     """vgpud is killed when one process has moved, and then the restore of another process fails. The first
     process is moved back, and a later attempt moves both.
     """

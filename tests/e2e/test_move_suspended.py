@@ -95,7 +95,7 @@ def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
 
 
 @needs("driver-580")
-def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: DemoNode) -> None:
+def test_a_move_of_a_suspended_tenant_follows_processes_that_end_or_start_meanwhile(node: DemoNode) -> None:
     """A process that starts now has the old device in its environment, and uses the new one."""
     tenant, name = tenant_on(node, 0)
     lease = node.run_dir / "leases" / name
@@ -192,7 +192,9 @@ def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode
 
 
 @needs("driver-580")
-def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node: DemoNode) -> None:
+def test_a_failed_resume_returns_all_processes_to_the_device_where_they_were_saved(
+    cut_node: DemoNode,
+) -> None:
     """The restore of one of three processes fails on the new device. All three are restored on the device
     where they were saved.
     """
@@ -251,7 +253,7 @@ def is_all_on(node: DemoNode, device: int) -> bool:
 
 
 @needs("driver-580")
-def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) -> None:
+def test_a_rollback_of_a_resume_that_is_cut_in_the_middle_converges(cut_node: DemoNode) -> None:
     """The resume restores one process on the new device, fails for the next one and rolls back. The rollback
     saves the restored process from the new device.
     """

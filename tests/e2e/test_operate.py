@@ -105,7 +105,7 @@ def test_a_users_quota_is_enforced_and_counted(node: DemoNode) -> None:
     node.ctl("release", first)
 
 
-def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
+def test_a_reload_whose_port_is_in_use_changes_nothing(node: DemoNode, ports: tuple[int, int]) -> None:
     """A port in use makes the whole new policy invalid, as a mistake in the file does."""
     before = node.ctl_json("policy", "show")["digest"]
     with socket.create_server(("127.0.0.1", ports[1])):
@@ -132,7 +132,7 @@ def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 1)]
 
 
-def test_each_tool_lists_a_tenants_process(node: DemoNode) -> None:
+def test_ps_why_top_and_metrics_show_a_tenants_process(node: DemoNode) -> None:
     probe = str(BUILD / "bin" / "vgpu-probe")
     options = ["--isolation", "quota", "--memory", "2GiB", "--label", "training"]
     tenant = node.tenant(options, [probe, "hold", str(512 * 2**20), "--then-wait-on-stdin"])

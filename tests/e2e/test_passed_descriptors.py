@@ -42,7 +42,7 @@ KERNELS = pytest.mark.parametrize("before", [[], oldkernel.words()], ids=["kerne
 
 
 @KERNELS
-def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
+def test_passed_sockets_with_a_long_linger_time_do_not_stop_vgpud(
     make_node: NodeMaker, before: list[str]
 ) -> None:
     """Each connection has some that vgpud drops when it receives, and some when it closes."""
@@ -75,7 +75,7 @@ def test_lingering_sockets_that_a_caller_passes_do_not_stop_vgpud(
 
 
 @needs("root", "fuse")
-def test_a_vgpud_with_a_wrong_setting_closes_nothing_that_a_caller_of_systemds_socket_passed(
+def test_a_vgpud_that_fails_early_closes_no_descriptors_passed_through_systemds_socket(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
     node = make_node()
@@ -120,7 +120,7 @@ def helpers_of(folder: Path) -> list[int]:
 
 @needs("root", "fuse")
 @KERNELS
-def test_a_file_that_is_never_written_back_holds_neither_vgpud_nor_its_end(
+def test_a_passed_file_whose_close_hangs_delays_neither_vgpud_nor_its_end(
     make_node: NodeMaker, tmp_path: Path, before: list[str]
 ) -> None:
     node = make_node()

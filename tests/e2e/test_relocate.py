@@ -212,7 +212,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
 
 
 @needs("driver-580")
-def test_a_lease_of_several_slices_keeps_their_order(node: DemoNode) -> None:
+def test_a_move_of_one_of_several_slices_keeps_their_order_in_the_lease(node: DemoNode) -> None:
     held = quota(node, 1, count=3, selector=pb.Selector(indices=[0, 1, 2]))
     first = [part.device_uuid for part in held.slices]
     moved = move(node, held.id, 7, source=first[1])

@@ -183,7 +183,7 @@ def test_a_reload_refuses_a_policy_that_a_user_can_change(node: DemoNode) -> Non
     node.ctl("policy", "reload")
 
 
-def test_request_ids_of_two_members_do_not_collide(node: DemoNode) -> None:
+def test_two_members_may_use_the_same_request_id(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, "--request-id", "shared", member=True)
     assert held.returncode == 0, held.stderr
     other = call(node, BOB, *ASK, "--request-id", "shared", member=True)

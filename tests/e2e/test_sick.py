@@ -72,7 +72,7 @@ def test_a_sick_device_gets_no_new_tenants_and_keeps_its_own(
 
 
 @needs("driver-580")
-def test_a_device_is_open_again_after_its_reset(make_node: NodeMaker) -> None:
+def test_a_sick_device_takes_tenants_again_after_its_reset(make_node: NodeMaker) -> None:
     node = start(make_node, "drain")
     break_it(node)
     eventually(lambda: device(node).health == "sick", "the next snapshot shows it")
@@ -100,7 +100,7 @@ def test_tenants_of_a_sick_device_move_away_by_themselves(make_node: NodeMaker) 
 
 
 @needs("driver-580")
-def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMaker) -> None:
+def test_under_a_policy_that_only_reports_a_sick_device_still_takes_tenants(make_node: NodeMaker) -> None:
     node = start(make_node, "report")
     break_it(node)
     eventually(lambda: device(node).health_reason, "the next snapshot shows it")
@@ -110,7 +110,7 @@ def test_a_policy_that_only_reports_leaves_a_sick_device_open(make_node: NodeMak
     assert f"\nnotice:  device 0 ({device(node).uuid}): NVML asks for a reset" in node.ctl("status").stdout
 
 
-def test_memory_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker) -> None:
+def test_memory_rows_that_wait_for_a_reset_do_not_make_a_device_sick(make_node: NodeMaker) -> None:
     node = start(make_node, "drain")
     break_it(node, "rows-pending", 2)
     eventually(lambda: device(node).health_reason, "the next snapshot shows it")
@@ -119,7 +119,7 @@ def test_memory_rows_that_wait_for_a_reset_close_no_device(make_node: NodeMaker)
 
 
 @needs("driver-580")
-def test_a_device_that_was_sick_before_the_start_is_closed_and_comes_back(make_node: NodeMaker) -> None:
+def test_a_device_that_is_sick_at_the_start_takes_no_tenants_until_it_is_well(make_node: NodeMaker) -> None:
     node = make_node(policy=POLICY.format(rule="drain"))
     break_it(node)
     node.start()

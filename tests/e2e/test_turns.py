@@ -275,7 +275,7 @@ def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoN
     eventually(lambda: not states(still), "it ends")
 
 
-def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoNode) -> None:
+def test_a_swapped_out_tenant_keeps_as_much_memory_on_the_card_as_it_is_allowed(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, "260", str(LARGE_MIB))
     one.line()
     before = answer(one)
@@ -355,7 +355,7 @@ def test_a_kernel_that_does_not_end_holds_up_the_swap_out(still: DemoNode) -> No
     eventually(lambda: not states(still), "it ends")
 
 
-def test_the_limit_of_evictable_memory_holds_to_the_page(still: DemoNode) -> None:
+def test_the_limit_of_evictable_memory_is_exact(still: DemoNode) -> None:
     one, name = tenant(still, LIMITS, limit_mib=1024)
     lease = still.run_dir / "leases" / name
 
@@ -378,7 +378,7 @@ def test_the_limit_of_evictable_memory_holds_to_the_page(still: DemoNode) -> Non
     eventually(lambda: not states(still), "it ends")
 
 
-def test_a_swap_order_revoked_in_progress_is_undone(still: DemoNode) -> None:
+def test_a_swap_that_is_revoked_in_progress_is_undone(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(SIZE_MIB))
     one.line()
     for pause in (0.0, 0.002, 0.01, 0.03):
@@ -467,7 +467,7 @@ def may_prefer_a_node() -> bool:
         return prefers_first_node(one.pid)
 
 
-def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> None:
+def test_host_buffers_for_an_eviction_are_made_while_another_tenant_waits(still: DemoNode) -> None:
     """Host buffers are made in advance. Without them the first eviction of a large tenant takes ten times as
     long as later ones.
     """
@@ -496,7 +496,7 @@ def test_host_buffers_are_made_while_another_tenant_waits(still: DemoNode) -> No
 
 
 @needs("ptrace")
-def test_a_context_ends_after_the_host_buffers_that_are_made_in_it(still: DemoNode) -> None:
+def test_the_end_of_a_context_waits_for_host_buffers_that_are_being_made_in_it(still: DemoNode) -> None:
     """CUDA requires that no other thread uses a context while the context is destroyed. Therefore the
     destruction waits for libvgpu's thread that makes host buffers.
     """
@@ -563,7 +563,7 @@ def swapped_away(node: DemoNode, name: str) -> bool:
     return "swapped out by libvgpu" in shown(node, name).standing
 
 
-def test_a_suspension_by_hand_takes_what_a_turn_left_on_the_card(turns: DemoNode) -> None:
+def test_a_suspension_by_hand_also_takes_memory_that_a_swap_out_left_on_the_card(turns: DemoNode) -> None:
     limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 300)
     first, one = tenant(turns, HOLD, "500", limit_mib=limit)
     first.line()

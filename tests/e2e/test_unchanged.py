@@ -95,7 +95,7 @@ def test_unchanged_memory_is_evicted_without_a_copy(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_changed_word_is_copied_again(node: DemoNode) -> None:
+def test_memory_with_a_single_changed_word_is_copied_again(node: DemoNode) -> None:
     tenant, name = holding(node)
     away_and_back(node, name)
     words = PIECES_MIB[1] * MIB // 4

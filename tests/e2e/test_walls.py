@@ -169,7 +169,7 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 
 @needs("cgroups")
 @pytest.mark.parametrize("static_partitions", ["false", "true"])
-def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode, static_partitions: str) -> None:
+def test_an_mps_tenant_is_behind_a_memory_wall(walled: DemoNode, static_partitions: str) -> None:
     """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through
     a restart of vgpud, and ends with the tenant.
     """
@@ -196,7 +196,7 @@ def test_an_mps_tenant_is_behind_a_wall(walled: DemoNode, static_partitions: str
 
 @needs("cgroups")
 @pytest.mark.parametrize(("branch", "rule"), [("595", "driver"), ("615", "libvgpu")])
-def test_libvgpu_limits_the_memory_where_the_driver_lacks_walls_or_the_policy_sets_none(
+def test_libvgpu_limits_the_memory_if_the_driver_has_no_memory_walls_or_the_policy_sets_none(
     tmp_path: Path,
     cgroup: Path,  # noqa: F811
     branch: str,
@@ -236,7 +236,9 @@ def said(node: DemoNode, verb: str) -> list[str]:
 
 
 @needs("cgroups")
-def test_the_wall_follows_resize_suspension_and_move_and_ends_with_the_tenant(walled: DemoNode) -> None:
+def test_the_memory_wall_follows_resize_suspension_and_move_and_ends_with_the_tenant(
+    walled: DemoNode,
+) -> None:
     walled.start()
     tenant = walled.tenant(QUOTA, HOLD)
     tenant.line()
@@ -256,7 +258,7 @@ def test_the_wall_follows_resize_suspension_and_move_and_ends_with_the_tenant(wa
 
 
 @needs("cgroups")
-def test_overcommitted_tenants_keep_their_walls_through_turns(crowded: DemoNode) -> None:
+def test_overcommitted_tenants_that_take_turns_keep_their_memory_walls(crowded: DemoNode) -> None:
     """The limit of a tenant is the same in its turn and between its turns, because its contexts and those of
     new programs stay on the device. So the limits of two tenants exceed the device together.
     """
@@ -289,7 +291,7 @@ def test_overcommitted_tenants_keep_their_walls_through_turns(crowded: DemoNode)
 
 @needs("cgroups")
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
-def test_a_crash_in_a_turn_leaves_each_tenant_its_wall(crowded: DemoNode, point: str) -> None:
+def test_a_crash_during_a_swap_leaves_each_tenant_its_memory_wall(crowded: DemoNode, point: str) -> None:
     crowded.start()
     first, one = tenant(crowded, HOLDS, "8")
     first.line()
@@ -315,7 +317,7 @@ def test_a_crash_in_a_turn_leaves_each_tenant_its_wall(crowded: DemoNode, point:
 @needs("cgroups")
 @pytest.mark.parametrize("deep", [False, True], ids=["", "deep"])
 @pytest.mark.parametrize("policy", [EVICTS, ROOMY], ids=["evicted", "saved"])
-def test_a_tenant_above_its_limit_comes_back_through_its_wall(
+def test_a_suspended_or_moved_tenant_above_its_limit_gets_all_its_memory_back_despite_its_wall(
     tmp_path: Path,
     cgroup: Path,  # noqa: F811
     policy: str,
@@ -341,7 +343,7 @@ def test_a_tenant_above_its_limit_comes_back_through_its_wall(
 
 
 @needs("cgroups")
-def test_a_restarted_daemon_finds_the_walls_again(walled: DemoNode) -> None:
+def test_a_restarted_daemon_finds_the_memory_walls_again(walled: DemoNode) -> None:
     walled.start()
     tenant = walled.tenant(QUOTA, HOLD)
     tenant.line()
@@ -363,7 +365,7 @@ def test_a_restarted_daemon_finds_the_walls_again(walled: DemoNode) -> None:
         "release.detach-0",
     ],
 )
-def test_a_crash_leaves_no_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
+def test_a_crash_leaves_no_memory_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
     """vgpud crashes at each point, starts again, and the tenant ends. Then no wall is left."""
     walled.start(fault_point=point)
     tenant = walled.tenant(QUOTA, [PROBE, "hold", "64MiB"])
@@ -378,7 +380,7 @@ def test_a_crash_leaves_no_wall_behind(walled: DemoNode, cgroup: Path, point: st
 
 @needs("cgroups")
 @pytest.mark.parametrize("point", ["move.record-intent", "move.record-move", "move.restore-0", "move.commit"])
-def test_a_crash_in_a_move_leaves_the_wall_at_the_tenants_device(walled: DemoNode, point: str) -> None:
+def test_a_crash_in_a_move_leaves_the_memory_wall_on_the_tenants_device(walled: DemoNode, point: str) -> None:
     walled.start(fault_point=point)
     tenant = walled.tenant(QUOTA, HOLD)
     tenant.line()
@@ -417,7 +419,7 @@ def hook(node: DemoNode, text: str, *words: str) -> str:
 
 
 @needs("cgroups", "root")
-def test_a_containers_cgroup_has_the_limit_from_its_start_on(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
+def test_a_containers_cgroup_has_the_memory_limit_from_its_start_on(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
     """The hooks of a container engine: vgpud edits the container's config, and learns of the container's init
     before the init runs the program.
     """
@@ -480,7 +482,7 @@ def cluster_node(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F
 
 
 @needs("cgroups", "root")
-def test_each_container_of_a_pod_is_behind_a_wall(cluster_node: DemoNode, cgroup: Path) -> None:  # noqa: F811
+def test_each_container_of_a_pod_is_behind_a_memory_wall(cluster_node: DemoNode, cgroup: Path) -> None:  # noqa: F811
     node = cluster_node
     with containers_of(node, cgroup) as (name, inits):
         ((device, both),) = walls(node)["init"].items()
@@ -498,7 +500,7 @@ def test_each_container_of_a_pod_is_behind_a_wall(cluster_node: DemoNode, cgroup
 
 
 @needs("cgroups", "root", "python-index")
-def test_a_container_of_a_claim_is_behind_a_wall_and_has_its_names(
+def test_a_container_of_a_claim_is_behind_a_memory_wall_and_its_pod_is_named(
     tmp_path: Path,
     cgroup: Path,  # noqa: F811
     cluster: tuple[Cluster, HttpCluster],  # noqa: F811
@@ -543,7 +545,7 @@ def test_a_container_of_a_claim_is_behind_a_wall_and_has_its_names(
 
 
 @needs("cgroups", "root")
-def test_a_forced_release_of_a_pod_that_a_crash_cuts_closes_its_walls(
+def test_a_forced_release_of_a_pod_that_a_crash_cuts_allows_its_containers_no_more_memory(
     cluster_node: DemoNode,
     cgroup: Path,  # noqa: F811
 ) -> None:
