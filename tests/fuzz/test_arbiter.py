@@ -101,7 +101,7 @@ def limits(dice: random.Random) -> list[DeviceLimits]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_hostile_tenants_harm_no_other_tenant(folder: Path, seed: int) -> None:
+def test_hostile_tenants_harm_no_other_tenant_of_the_arbiter(folder: Path, seed: int) -> None:
     """Three tenants on the same devices send random data. A fourth tenant is served as if it were alone."""
     dice = random.Random(seed)
     client = ArbiterClient(folder / "arbiter" / "control.sock")

@@ -15,7 +15,7 @@ from tests.fuzz.targets import TARGETS
 KEPT = [(name, path) for name in TARGETS for path in corpus(name)]
 
 
-def test_each_corpus_has_a_target() -> None:
+def test_each_corpus_belongs_to_a_fuzz_target_and_each_target_has_a_corpus() -> None:
     assert {folder.name for folder in CORPUS.iterdir()} == TARGETS.keys() | set(NATIVE)
 
 
