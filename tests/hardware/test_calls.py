@@ -31,7 +31,7 @@ def test_an_nvml_text_that_is_not_utf8_raises_no_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetSomethingNew", "nvmlDeviceGetSerial"])
-def test_a_call_of_a_function_that_the_binding_lacks_returns_none(name: str) -> None:
+def test_a_call_of_an_nvml_function_that_the_binding_lacks_returns_none(name: str) -> None:
     assert Gateway(binding=FakeNvml(1)).call(name) is None
 
 
@@ -56,7 +56,7 @@ def test_an_unsupported_nvml_call_is_logged_once(status: int, level: str) -> Non
         (pynvml.NVML_ERROR_MEMORY, ErrorCode.NVML_FAILED),
     ],
 )
-def test_errors_that_make_a_device_unusable_are_raised(status: int, code: ErrorCode) -> None:
+def test_nvml_errors_that_make_a_device_unusable_are_raised(status: int, code: ErrorCode) -> None:
     fake = FakeNvml(1)
     fake.answers["nvmlSystemGetDriverVersion"] = status
     with pytest.raises(NvmlRefusal) as caught:
@@ -66,7 +66,7 @@ def test_errors_that_make_a_device_unusable_are_raised(status: int, code: ErrorC
     assert caught.value.sentence[0].islower()
 
 
-def test_an_error_about_a_device_names_the_device() -> None:
+def test_an_nvml_error_about_a_device_names_the_device() -> None:
     fake = FakeNvml(1)
     fake.answers["*", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
     uuid = fake.gpus[0].uuid
@@ -98,7 +98,7 @@ def _answers(workers: Workers, subject: str) -> bool:
         return False
 
 
-def test_a_hanging_call_is_abandoned_and_named() -> None:
+def test_a_hanging_nvml_call_is_abandoned_and_named_in_the_error() -> None:
     workers, free, ran = Workers(), threading.Event(), threading.Event()
     error = _hang(workers, "gpu 3", free, ran.set, 0.5)
     assert error.code is ErrorCode.NVML_TIMEOUT
@@ -122,7 +122,7 @@ def test_the_number_of_abandoned_workers_is_bounded() -> None:
     _until(lambda: all(_answers(workers, f"gpu {number}") for number in range(MAX_STUCK)))
 
 
-def test_the_deadline_applies_to_each_call_and_not_to_the_whole_job() -> None:
+def test_the_deadline_applies_to_each_nvml_call_and_not_to_the_whole_job() -> None:
     step = threading.Event()
 
     def job() -> int:
@@ -134,12 +134,12 @@ def test_the_deadline_applies_to_each_call_and_not_to_the_whole_job() -> None:
     assert Workers().run("gpu 0", 1.0, job) == 4
 
 
-def test_errors_of_a_job_reach_the_caller() -> None:
+def test_an_error_raised_in_a_worker_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         Workers().run("gpu 0", 5, lambda: 1 // 0)
 
 
-def test_calls_wait_longer_while_a_change_is_under_way() -> None:
+def test_the_deadline_of_nvml_calls_is_longer_while_a_change_is_under_way() -> None:
     fake = FakeNvml(1)
     gateway = Gateway(binding=fake)
     gateway.snapshot()
@@ -154,7 +154,7 @@ def test_calls_wait_longer_while_a_change_is_under_way() -> None:
     changing.join()
 
 
-def test_the_threads_of_a_dropped_gateway_end() -> None:
+def test_the_threads_of_a_deleted_nvml_gateway_end() -> None:
     fake = FakeNvml(1)
     before = set(threading.enumerate())
     Gateway(binding=fake).snapshot()

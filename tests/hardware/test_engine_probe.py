@@ -20,13 +20,15 @@ def program(folder: Path, script: str) -> Path:
     return path
 
 
-def test_the_probes_answer_is_stored_with_the_boot_and_driver_it_is_valid_for(tmp_path: Path) -> None:
+def test_the_probes_answer_is_stored_with_the_boot_and_the_driver_for_which_it_is_valid(
+    tmp_path: Path,
+) -> None:
     said = EngineProbe(program(tmp_path, f"echo '{ANSWER}'"), tmp_path).ask("GPU-1", "boot", "580.1")
     assert (said.engine, said.why, said.off_us, said.on_us) == (Engine.CUT, "it stood still", 449.5, 275.0)
     assert (said.boot_id, said.driver_version, said.failed) == ("boot", "580.1", False)
 
 
-def test_the_probe_gets_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> None:
+def test_the_probe_program_gets_the_device_and_cannot_reach_an_mps_daemon(tmp_path: Path) -> None:
     script = 'echo "$1 $CUDA_MPS_PIPE_DIRECTORY $CUDA_CACHE_DISABLE" >&2; exit 1'
     said = EngineProbe(program(tmp_path, script), tmp_path).ask("GPU-1", "boot", "580.1")
     assert said.why == f"the probe ended with status 1: GPU-1 {tmp_path} 1"

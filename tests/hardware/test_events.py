@@ -53,7 +53,7 @@ def watch(nvml: FakeNvml, wanted: int) -> list[DeviceEvent]:
     return told.events
 
 
-def test_xid_events_have_device_and_instance() -> None:
+def test_an_xid_event_names_its_device_and_mig_instance() -> None:
     nvml = FakeNvml(2)
     nvml.events = [xid(nvml, 1, 79), xid(nvml, 0, 5, kind=4), xid(nvml, 0, 13, gi=3, ci=0)]
     assert watch(nvml, 2) == [DeviceEvent(uuid_of(1), 79), DeviceEvent(uuid_of(0), 13, 3, 0)]
@@ -67,20 +67,20 @@ def test_xids_of_program_faults_are_not_device_errors() -> None:
     assert DeviceEvent("", None).sentence == "a device has fallen off the bus"
 
 
-def test_a_lost_device_is_reported_and_the_watch_continues() -> None:
+def test_a_lost_device_is_reported_and_the_watch_for_xid_events_continues() -> None:
     nvml = FakeNvml(2)
     nvml.events = [pynvml.NVML_ERROR_GPU_IS_LOST, xid(nvml, 1, 48)]
     assert watch(nvml, 2) == [DeviceEvent("", None), DeviceEvent(uuid_of(1), 48)]
 
 
 @pytest.mark.parametrize("status", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT])
-def test_errors_and_quiet_times_do_not_end_the_watch(status: int) -> None:
+def test_nvml_errors_and_timeouts_do_not_end_the_watch_for_xid_events(status: int) -> None:
     nvml = FakeNvml(1)
     nvml.events = [status, status, xid(nvml, 0, 48)]
     assert [e.xid for e in watch(nvml, 1)] == [48]
 
 
-def test_a_driver_reload_is_followed() -> None:
+def test_the_watch_for_xid_events_continues_after_a_driver_reload() -> None:
     nvml = FakeNvml(1)
     nvml.events = [xid(nvml, 0, 48), pynvml.NVML_ERROR_UNINITIALIZED, xid(nvml, 0, 74)]
     assert [e.xid for e in watch(nvml, 2)] == [48, 74]
@@ -99,7 +99,7 @@ def test_the_watch_waits_for_a_driver_that_is_missing() -> None:
     assert [e.xid for e in told.events] == [48]
 
 
-def test_devices_that_appear_are_watched_too() -> None:
+def test_devices_that_appear_later_are_watched_too() -> None:
     nvml = FakeNvml(2)
     late = nvml.gpus.pop()
     told = Told(1)
@@ -232,7 +232,7 @@ def test_each_registration_is_reported_before_its_events() -> None:
     assert seen == ["registered", "xid 48", "registered", "xid 74"]
 
 
-def test_without_events_on_any_device_there_is_nothing_to_watch() -> None:
+def test_the_watch_ends_at_once_if_no_device_supports_xid_events() -> None:
     nvml = FakeNvml(2)
     nvml.answers["nvmlDeviceGetSupportedEventTypes"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert watch(nvml, 1) == []

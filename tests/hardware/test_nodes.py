@@ -62,7 +62,7 @@ def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
 
 
-def test_monitoring_gets_no_cuda_nodes_but_that_of_the_mig_monitor(
+def test_monitoring_gets_the_device_nodes_of_nvml_and_the_mig_monitor_and_none_of_cuda(
     host: FakeFilesystem,
 ) -> None:
     assert monitor_nodes(DEVICE) == (COMMON[1], COMMON[0])
@@ -71,7 +71,7 @@ def test_monitoring_gets_no_cuda_nodes_but_that_of_the_mig_monitor(
     assert monitor_nodes(divided)[2:] == (DeviceNode("/dev/nvidia-caps/nvidia-cap2", 241, 2),)
 
 
-def test_device_nodes_are_found_by_minor_number_under_another_root(host: FakeFilesystem) -> None:
+def test_device_nodes_below_another_root_are_found_by_their_minor_numbers(host: FakeFilesystem) -> None:
     assert device_nodes(Device(uuid="GPU-1", index=1, minor=None), None, Path("/")) == COMMON[1:]
     assert device_nodes(DEVICE, SLICE, Path("/nowhere"))[0] == DeviceNode("/dev/nvidia1")
     assert len(device_nodes(DEVICE, SLICE, Path("/nowhere"))) == len(COMMON)

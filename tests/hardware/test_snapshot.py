@@ -104,7 +104,7 @@ def test_an_unnamed_mig_profile_gets_a_name_from_its_slices_and_memory(
     assert profile_name(index, slices, memory_mib * MIB, total_bytes) == name
 
 
-def test_links_are_both_ways_and_prefer_nvlink(gateway: Gateway) -> None:
+def test_links_between_devices_are_symmetric_and_nvlink_takes_precedence(gateway: Gateway) -> None:
     nvml = FakeNvml(5)
     links = Gateway(binding=nvml).snapshot().links
     assert links[uuid_of(0), uuid_of(1)] is links[uuid_of(1), uuid_of(0)] is Link.NVLINK
@@ -112,7 +112,7 @@ def test_links_are_both_ways_and_prefer_nvlink(gateway: Gateway) -> None:
     assert len(links) == 5 * 4
 
 
-def test_constant_properties_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_constant_properties_of_devices_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
     first = gateway.snapshot()
     nvml.calls.clear()
     nvml.gpus[0].processes = [process(7)]
@@ -123,7 +123,7 @@ def test_constant_properties_are_read_once(nvml: FakeNvml, gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize("change", ["driver", "mig", "devices"])
-def test_constant_properties_are_read_again_after_a_possible_change(
+def test_constant_properties_of_devices_are_read_again_after_a_possible_change(
     nvml: FakeNvml, gateway: Gateway, change: str
 ) -> None:
     gateway.snapshot()
@@ -165,7 +165,7 @@ def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> Non
 
 
 @pytest.mark.parametrize("number", [0, 2**31, 2**32 - 1])
-def test_a_row_whose_number_is_no_process_id_is_left_out(
+def test_a_process_row_whose_number_is_no_process_id_is_left_out(
     nvml: FakeNvml, gateway: Gateway, number: int
 ) -> None:
     """NVML's field is an unsigned 32-bit number; a pid_t and the API's field are signed."""
@@ -255,7 +255,9 @@ def test_a_device_lost_from_the_start_is_listed(nvml: FakeNvml, gateway: Gateway
         assert (lost.uuid, lost.index, lost.health) == ("unknown-gpu-1", 1, Health.LOST)
 
 
-def test_a_lost_device_does_not_take_the_identity_of_one_that_moved(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_lost_device_does_not_take_the_identity_of_a_device_that_had_its_index_before(
+    nvml: FakeNvml, gateway: Gateway
+) -> None:
     gateway.snapshot()
     nvml.gpus.reverse()  # the order of devices may change with a driver reload
     nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
@@ -270,7 +272,7 @@ def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway
     assert "reset" in device.health_reason
 
 
-def test_several_hanging_devices_are_waited_for_together() -> None:
+def test_several_hanging_devices_are_waited_for_at_the_same_time() -> None:
     nvml = FakeNvml(8)
     gateway = Gateway(deadline_seconds=1.0, binding=nvml)
     gateway.snapshot()
@@ -316,7 +318,9 @@ def test_a_driver_reload_is_followed(nvml: FakeNvml, gateway: Gateway) -> None:
     assert nvml.inits == 1
 
 
-def test_a_closed_gateway_initialises_nvml_again_at_the_next_call(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_closed_nvml_gateway_initialises_nvml_again_at_the_next_call(
+    nvml: FakeNvml, gateway: Gateway
+) -> None:
     gateway.close()
     assert nvml.calls == []
     gateway.snapshot()
@@ -353,7 +357,7 @@ def test_a_driver_unloaded_during_a_snapshot_is_reported_as_missing(nvml: FakeNv
     assert caught.value.code is ErrorCode.DRIVER_MISSING
 
 
-def test_the_real_binding_without_a_driver_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nvml_binding_without_a_driver_library_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
     with pytest.raises(VgpuError) as caught:

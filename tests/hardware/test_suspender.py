@@ -35,7 +35,7 @@ def suspender(folder: Path) -> Suspender:
     return Suspender(program, folder / "lock")
 
 
-def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
+def test_a_late_answer_of_vgpu_suspend_is_not_taken_for_that_of_the_next_call(tmp_path: Path) -> None:
     """A save exceeds its time limit, and the next order is about another process. The late answer of the save
     must not be used for this order.
     """
@@ -53,7 +53,7 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_helper_that_dies_leaves_the_result_unknown(tmp_path: Path) -> None:
+def test_the_death_of_vgpu_suspend_during_a_call_is_an_error_of_a_failed_helper(tmp_path: Path) -> None:
     async def work() -> None:
         async with suspender(tmp_path).session(1) as session:
             for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_session_ends_without_waiting_for_the_end_of_its_vgpu_suspend(
     asyncio.run(work())
 
 
-def test_twenty_suspensions_of_one_user_delay_another_user_by_one_of_them(tmp_path: Path) -> None:
+def test_twenty_suspensions_of_one_user_delay_another_user_only_by_one_of_them(tmp_path: Path) -> None:
     """Each suspension of the attacker's lasts until the driver gives up waiting for its kernel."""
 
     async def work() -> None:
