@@ -31,7 +31,7 @@ def test_the_page_loads_no_external_resource() -> None:
     assert not re.search(r"https?:|//|<script|<img|<link|<iframe|\son\w+=|\sstyle=|url\(|@import", html)
 
 
-def test_the_style_is_the_one_that_the_policy_names() -> None:
+def test_the_content_security_policy_allows_nothing_but_the_style_of_the_page() -> None:
     style = re.search(r"<style>(.*)</style>", page(observation(), "node1"), re.DOTALL)
     assert style is not None
     digest = b64encode(sha256(style[1].encode()).digest()).decode()
@@ -85,7 +85,7 @@ def test_preload_slices_are_drawn_to_scale_with_their_use() -> None:
     assert float(used) == pytest.approx(float(width) * 3 / 4, abs=0.1)
 
 
-def test_a_lost_device_and_no_hardware_are_shown() -> None:
+def test_the_page_shows_a_lost_device_and_says_if_there_is_no_hardware() -> None:
     seen = observation()
     assert "class=lost" in device_bar(seen.devices[2], seen)
     described = NodeDescription(NODE, 0, 1, "", "0 devices", 1.0, "the nvidia kernel driver is not loaded")
@@ -93,7 +93,7 @@ def test_a_lost_device_and_no_hardware_are_shown() -> None:
     assert "the nvidia kernel driver is not loaded" in bare
 
 
-def test_an_arbiter_that_does_not_answer_is_shown() -> None:
+def test_the_page_says_that_the_arbiter_does_not_answer() -> None:
     seen = observation()
     described = replace(seen.described, arbiter_error="vgpu-arbiter does not answer")
     html = page(replace(seen, described=described), "node1")

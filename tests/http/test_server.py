@@ -160,7 +160,9 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
     with_doors(tmp_path, policy(page=port), work)
 
 
-def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_beyond_the_maximum_do_not_prevent_a_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More silent connections than the server holds: it closes the oldest, and still serves the page."""
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
@@ -184,7 +186,7 @@ def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest
         (range(100, 100 + http.CONNECTIONS_PER_USER + 30), [7] * (http.CONNECTIONS_PER_USER + 30)),
     ],
 )
-def test_one_user_cannot_hold_more_than_its_number_of_connections_of_metrics_sock(
+def test_one_user_holds_a_bounded_number_of_connections_of_metrics_sock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrived: Iterable[int], identified: list[int]
 ) -> None:
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
@@ -211,7 +213,7 @@ def test_one_user_cannot_hold_more_than_its_number_of_connections_of_metrics_soc
 
 
 @pytest.mark.parametrize(("user", "seconds"), [(7, 1 + 10 + 10), (0, 3)])
-def test_pages_for_a_user_are_spaced_to_a_tenth_of_the_time_and_those_for_root_are_not(
+def test_building_pages_for_a_user_takes_at_most_a_tenth_of_the_time_and_root_is_not_limited(
     user: int, seconds: float
 ) -> None:
     """A user that scrapes again and again."""
@@ -328,7 +330,7 @@ def test_any_request_of_a_peer_is_answered_or_refused(head: bytes) -> None:
         (errno.EADDRINUSE, "name another address"),
     ],
 )
-def test_an_address_that_cannot_be_used_has_a_hint_of_its_own(
+def test_each_kind_of_unusable_address_has_its_own_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -346,7 +348,7 @@ def test_an_address_that_cannot_be_used_has_a_hint_of_its_own(
 @pytest.mark.parametrize(
     ("value", "status"), [("\t" * 1_000_000 + "x y", 421), ("\t localhost \t", 404), ("local host", 421)]
 )
-def test_a_host_header_is_read_in_one_pass(value: str, status: int) -> None:
+def test_a_host_header_of_any_form_is_parsed_in_linear_time(value: str, status: int) -> None:
     """An attack: a search that goes back in the header's tabs takes hours for a million of them."""
     server = http.Server({}, only_loopback=True)
     head = f"GET / HTTP/1.1\r\nHost:{value}\r\n\r\n".encode()
