@@ -23,7 +23,7 @@ def allocation(name: str = "abc123") -> Allocation:
     return Allocation(name, Request("r", Owner(0, 0)), State.ALLOCATING, (), edits=EDITS)
 
 
-def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
+def test_a_written_cdi_spec_contains_the_edits_of_the_allocation(tmp_path: Path) -> None:
     path = cdi.write_spec(tmp_path / "cdi", allocation())
     spec = json.loads(path.read_text())
     assert spec["kind"] == "vgpud.io/vgpu"
@@ -45,12 +45,12 @@ def test_a_written_spec_contains_the_edits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("abc", "0.3.0"), ("1bc", "0.5.0")])
-def test_a_spec_has_the_lowest_version_that_covers_it(name: str, version: str) -> None:
+def test_a_cdi_spec_has_the_lowest_version_that_allows_its_device_name(name: str, version: str) -> None:
     """SPEC.md: device names that begin with a digit need version 0.5.0."""
     assert cdi.build_spec(allocation(name))["cdiVersion"] == version
 
 
-def test_a_spec_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_a_cdi_spec_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("another program's")
     path = cdi.spec_path(tmp_path, "a1")
     path.with_name(f".{path.name}.tmp").symlink_to(tmp_path / "file")
@@ -75,7 +75,7 @@ def test_text_from_a_tenant_cannot_add_anything_to_a_cdi_spec(tmp_path: Path, te
     assert f"LABEL={text}" in read["devices"][0]["containerEdits"]["env"]
 
 
-def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
+def test_a_cdi_spec_that_is_listed_can_be_removed(tmp_path: Path) -> None:
     for name in ("a1", "b2"):
         cdi.write_spec(tmp_path, allocation(name))
     (tmp_path / "nvidia.yaml").write_text("someone else's")
@@ -86,7 +86,7 @@ def test_a_listed_spec_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "nvidia.yaml").exists()
 
 
-def test_a_refused_spec_leaves_no_file(tmp_path: Path) -> None:
+def test_a_refused_cdi_spec_leaves_no_file(tmp_path: Path) -> None:
     """Container runtimes read each file with the suffix .json of the folder."""
     bad = replace(allocation(), edits=Edits())
     with pytest.raises(VgpuError) as refused:
@@ -107,7 +107,9 @@ def test_a_refused_spec_leaves_no_file(tmp_path: Path) -> None:
         ({"devices": [{"name": "x1", "containerEdits": {"deviceNodes": [{}]}}]}, "bad device node"),
     ],
 )
-def test_validation_refuses_what_runtimes_refuse(change: dict[str, object], said: str) -> None:
+def test_the_check_of_a_cdi_spec_refuses_what_container_runtimes_refuse(
+    change: dict[str, object], said: str
+) -> None:
     with pytest.raises(VgpuError, match=said):
         cdi.validate({**cdi.build_spec(allocation()), **change})
 
@@ -119,7 +121,7 @@ def test_the_error_about_an_unwritable_cdi_folder_names_it(tmp_path: Path) -> No
     cdi.remove_spec(cdi.spec_path(tmp_path / "file", "a1"))
 
 
-def test_leftovers_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_write_of_a_cdi_spec_are_removed(tmp_path: Path) -> None:
     path = cdi.write_spec(tmp_path, allocation())
     (tmp_path / f".{path.name}.tmp").write_text("{")
     (tmp_path / ".others.json.tmp").write_text("{")
@@ -127,7 +129,7 @@ def test_leftovers_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, ".others.json.tmp"}
 
 
-def test_specs_are_world_readable_under_any_umask(tmp_path: Path) -> None:
+def test_all_users_can_read_a_cdi_spec_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         path = cdi.write_spec(tmp_path / "cdi", allocation())

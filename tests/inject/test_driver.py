@@ -31,7 +31,7 @@ def by_name(found: DriverFiles) -> dict[str, str]:
     return {Path(m.container_path).name: Path(m.host_path).name for m in found.mounts}
 
 
-def test_the_search_without_the_toolkit_finds_libraries_and_links(libraries: Path) -> None:
+def test_the_search_without_nvidias_toolkit_finds_libraries_and_links(libraries: Path) -> None:
     found = find_driver()
     assert by_name(found) == {
         "libcuda.so": f"libcuda.so.{VERSION}",
@@ -46,7 +46,7 @@ def test_the_search_without_the_toolkit_finds_libraries_and_links(libraries: Pat
     assert all(mount.read_only for mount in found.mounts)
 
 
-def test_programs_are_found_by_path(libraries: Path, tmp_path: Path) -> None:
+def test_driver_programs_are_found_by_path(libraries: Path, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -63,7 +63,7 @@ def test_a_host_without_a_driver_has_no_driver_files(tmp_path: Path, monkeypatch
     assert find_driver() == DriverFiles()
 
 
-def test_libraries_are_found_through_ldconfig(
+def test_driver_libraries_are_found_through_ldconfig(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "bin" / "ldconfig"
@@ -88,7 +88,9 @@ def toolkit(tmp_path: Path, output: str, code: int = 0) -> None:
     program.chmod(0o755)
 
 
-def test_nvidias_own_tool_is_preferred(libraries: Path, tmp_path: Path) -> None:
+def test_driver_files_are_taken_from_nvidia_ctk_where_it_is_installed(
+    libraries: Path, tmp_path: Path
+) -> None:
     hook = {
         "hookName": "createContainer",
         "path": "/usr/bin/nvidia-cdi-hook",
@@ -113,7 +115,7 @@ def test_nvidias_own_tool_is_preferred(libraries: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("root", "option"), [("/", []), ("/node", ["--driver-root=/node"])])
-def test_nvidias_own_tool_looks_below_the_hosts_root(
+def test_nvidia_ctk_looks_below_the_hosts_root(
     libraries: Path, tmp_path: Path, root: str, option: list[str]
 ) -> None:
     """A container of a simulated node gets no files of the driver that the machine may have."""
@@ -123,7 +125,7 @@ def test_nvidias_own_tool_looks_below_the_hosts_root(
 
 
 @pytest.mark.parametrize(("output", "code"), [("", 0), ("{}", 0), ("[]", 0), ("{", 0), ("{}", 1)])
-def test_a_failing_toolkit_falls_back_to_the_search(
+def test_a_search_finds_the_driver_files_if_nvidias_toolkit_fails(
     libraries: Path, tmp_path: Path, output: str, code: int
 ) -> None:
     toolkit(tmp_path, output, code)

@@ -40,7 +40,7 @@ def test_an_oci_config_gets_environment_mounts_and_devices() -> None:
     assert after["annotations"] == {"vgpud.io/prepared": "a1"}
 
 
-def test_mounts_come_last_and_outer_ones_first() -> None:
+def test_added_mounts_come_last_and_outer_ones_before_inner_ones() -> None:
     """A tmpfs on /run must not hide the mounts, nor the lease's folder its usage file."""
     places = [m["destination"] for m in edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)["mounts"]]
     assert places == ["/run", "/run/vgpu/lease", "/run/vgpu/lease/usage"]
@@ -58,7 +58,9 @@ def test_hooks_are_added_after_existing_ones() -> None:
 
 
 @given(EDITS_OF_ANY_SHAPE, st.sampled_from([DriverFiles(), DRIVER]))
-def test_the_rest_of_an_oci_config_and_the_original_are_unchanged(edits: Edits, driver: DriverFiles) -> None:
+def test_edits_leave_the_rest_of_an_oci_config_and_the_original_object_unchanged(
+    edits: Edits, driver: DriverFiles
+) -> None:
     before = copy.deepcopy(CONFIG)
     after = edited(CONFIG, "a1", edits, driver, HOOK)
     assert before == CONFIG

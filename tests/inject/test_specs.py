@@ -48,7 +48,9 @@ def held(edits: Edits, name: str = "a1") -> Allocation:
 
 
 @given(EDITS_OF_ANY_SHAPE, st.sampled_from([None, HOOK]), st.sampled_from([DriverFiles(), DRIVER]))
-def test_any_allocation_has_a_valid_spec(edits: Edits, hook: HookProgram | None, driver: DriverFiles) -> None:
+def test_any_allocation_has_a_valid_cdi_spec(
+    edits: Edits, hook: HookProgram | None, driver: DriverFiles
+) -> None:
     spec = json.loads(cdi.spec_text(held(edits), driver, hook))
     jsonschema.validate(spec, SCHEMA)
     cdi.validate(spec)
@@ -60,7 +62,7 @@ def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> lis
     return found
 
 
-def test_the_image_keeps_its_own_preloads() -> None:
+def test_the_cdi_spec_preloads_libvgpu_by_a_hook_that_keeps_the_images_own_preloads() -> None:
     """A hook adds the library to the image's preloads, which LD_PRELOAD would replace."""
     (device,) = cdi.build_spec(held(PRELOAD), DriverFiles(), HOOK)["devices"]
     assert device["containerEdits"]["env"] == ["A=1"]
@@ -74,7 +76,7 @@ def test_the_image_keeps_its_own_preloads() -> None:
     ]
 
 
-def test_hooks_in_a_spec_have_an_environment_of_their_own() -> None:
+def test_hooks_in_a_cdi_spec_have_an_environment_of_their_own() -> None:
     """runc gives a hook without an environment the container's: the image's LD_PRELOAD would be loaded as
     root on the host.
     """
@@ -82,13 +84,13 @@ def test_hooks_in_a_spec_have_an_environment_of_their_own() -> None:
         assert hook["env"] and not any(str(e).startswith("LD_") for e in hook["env"])
 
 
-def test_without_the_hook_program_the_spec_uses_ld_preload(tmp_path: Path) -> None:
+def test_without_the_hook_program_the_cdi_spec_uses_ld_preload(tmp_path: Path) -> None:
     missing = HookProgram(tmp_path / "vgpu-hook", tmp_path)
     text = asyncio.run(Specs(tmp_path, missing).write(held(PRELOAD))).read_text()
     assert "LD_PRELOAD=/run/vgpu/libvgpu.so" in text and "hooks" not in text
 
 
-def test_every_spec_has_the_drivers_files(tmp_path: Path) -> None:
+def test_every_cdi_spec_has_the_drivers_files(tmp_path: Path) -> None:
     specs = Specs(tmp_path, None, DRIVER)
     (device,) = json.loads(asyncio.run(specs.write(held(EDITS))).read_text())["devices"]
     edits = device["containerEdits"]
@@ -96,7 +98,7 @@ def test_every_spec_has_the_drivers_files(tmp_path: Path) -> None:
     assert edits["hooks"][0]["path"] == "/usr/bin/nvidia-cdi-hook"
 
 
-def test_a_written_spec_is_recognised_as_current(tmp_path: Path) -> None:
+def test_a_written_cdi_spec_is_recognised_as_current(tmp_path: Path) -> None:
     specs = Specs(tmp_path)
     assert not specs.is_current(allocation())
     path = asyncio.run(specs.write(allocation()))
@@ -112,7 +114,7 @@ def test_a_written_spec_is_recognised_as_current(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "hook", [{"path": "/x"}, {"hookName": "never", "path": "/x"}, {"hookName": "poststop", "path": "x"}]
 )
-def test_hooks_that_runtimes_refuse_are_refused(hook: dict[str, object]) -> None:
+def test_hooks_that_container_runtimes_refuse_are_refused(hook: dict[str, object]) -> None:
     spec = cdi.build_spec(held(EDITS))
     spec["devices"][0]["containerEdits"]["hooks"] = [hook]
     with pytest.raises(Exception, match="bad hook"):

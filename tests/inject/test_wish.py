@@ -82,7 +82,7 @@ def test_a_containers_state_names_its_pod() -> None:
 
 
 @pytest.mark.parametrize("environment", [False, True])
-def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool) -> None:
+def test_variables_of_an_image_neither_add_to_annotations_nor_cancel_them(environment: bool) -> None:
     """An attack: with ENV VGPU_ALLOCATION in its image, a container started without the operator's limit. The
     operator may also have given it a device node.
     """
@@ -93,7 +93,7 @@ def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool
         assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
 
 
-def test_the_allocation_variable_counts_only_beside_a_lease_or_a_device_node() -> None:
+def test_the_variable_vgpu_allocation_counts_only_beside_a_lease_or_a_device_node() -> None:
     """An image can set it. A container of a pod would then run without a slice and without an error."""
     config = container(env=["VGPU_MEMORY=1GiB", "VGPU_ALLOCATION=x"])
     assert wish_of(config, environment=True) == Wish(memory_bytes=GIB)
@@ -119,7 +119,9 @@ def test_the_allocation_variable_counts_only_beside_a_lease_or_a_device_node() -
         (["NVIDIA_GPU_MEMORY_LIMIT=2048", "VGPU_MEMORY=3GiB"], 3),
     ],
 )
-def test_the_memory_limit_of_nvidias_container_toolkit_is_a_request(variables: list[str], gib: int) -> None:
+def test_the_memory_limit_variable_of_nvidias_container_toolkit_counts_as_a_request(
+    variables: list[str], gib: int
+) -> None:
     """A number is in MiB, as the toolkit's CDI hook apply-cuda-memory-limits reads it."""
     config = container(env=variables)
     assert wish_of(config, environment=True) == Wish(memory_bytes=gib * GIB)
@@ -154,7 +156,9 @@ def test_variables_of_an_image_count_only_if_the_policy_allows() -> None:
         ({"process": {"env": "VGPU_MEMORY=1GiB"}}, ErrorCode.BAD_REQUEST, "not a list"),
     ],
 )
-def test_a_limit_that_cannot_be_read_is_refused(config: dict[str, Any], code: ErrorCode, said: str) -> None:
+def test_a_container_whose_limit_cannot_be_parsed_is_refused(
+    config: dict[str, Any], code: ErrorCode, said: str
+) -> None:
     with pytest.raises(VgpuError, match=said) as refused:
         wish_of(config, environment=True)
     assert refused.value.code is code
@@ -171,7 +175,7 @@ JSON = st.recursive(
     st.fixed_dictionaries({}, optional=dict.fromkeys(("annotations", "process", "linux"), JSON))
     | st.fixed_dictionaries({"linux": st.fixed_dictionaries({"uidMappings": JSON, "gidMappings": JSON})})
 )
-def test_a_container_without_a_config_raises_the_error_bug(config: dict[str, Any]) -> None:
+def test_an_oci_config_of_any_shape_is_read_or_refused_as_a_bad_request(config: dict[str, Any]) -> None:
     for ask in (wish_of, owner_of):
         try:
             ask(config)
@@ -179,7 +183,7 @@ def test_a_container_without_a_config_raises_the_error_bug(config: dict[str, Any
             assert refused.code is ErrorCode.BAD_REQUEST
 
 
-def test_the_owner_is_the_processs_uid_on_the_host() -> None:
+def test_the_owner_is_the_uid_of_the_containers_process_on_the_host() -> None:
     user = {"uid": 1000, "gid": 100}
     config: dict[str, Any] = {"process": {"user": user}}
     assert owner_of(config) == Owner(1000, 100)
@@ -210,7 +214,7 @@ def test_an_id_mapping_beyond_the_hosts_ids_is_refused(changes: dict[str, Any]) 
         assert refused.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_a_mapping_of_all_ids_is_the_identity() -> None:
+def test_a_user_namespace_that_maps_all_ids_keeps_the_uid() -> None:
     every = [{"containerID": 0, "hostID": 0, "size": 2**32 - 1}]
     config = {"process": {"user": {"uid": 2**32 - 2}}, "linux": {"uidMappings": every}}
     assert owner_of(config) == Owner(2**32 - 2, 0)
