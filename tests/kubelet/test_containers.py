@@ -79,7 +79,7 @@ def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
     run(story())
 
 
-def test_an_init_containers_cards_become_those_of_the_container_after_it(short: Path) -> None:
+def test_the_container_after_an_init_container_gets_the_cards_of_the_init_container(short: Path) -> None:
     """The kubelet keeps the CDI name that it got for the init container."""
 
     async def story() -> None:
@@ -148,7 +148,7 @@ def test_the_end_of_another_pod_during_an_admission_releases_nothing_of_the_admi
     run(story())
 
 
-def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_its_pod(short: Path) -> None:
+def test_the_allocation_of_a_pod_whose_init_container_alone_asked_lasts_to_the_pods_end(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -209,7 +209,7 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
     run(story())
 
 
-def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short: Path) -> None:
+def test_a_restarted_vgpud_trusts_the_pod_list_of_a_kubelet_that_has_run_for_long(short: Path) -> None:
     """The list of a kubelet may lack pods only soon after its start, so vgpud trusts the list of an
     older kubelet at once.
     """
@@ -231,7 +231,7 @@ def test_a_restarted_vgpud_trusts_the_list_of_a_kubelet_that_runs_for_long(short
     run(story())
 
 
-def test_a_pod_that_a_restarted_kubelet_listed_is_released_when_it_is_listed_no_longer(short: Path) -> None:
+def test_a_pod_that_a_restarted_kubelet_has_listed_is_released_when_no_longer_listed(short: Path) -> None:
     """A kubelet that has listed a pod is trusted when it no longer lists it, even soon after its start."""
 
     async def story() -> None:
@@ -408,7 +408,7 @@ def test_a_kubelet_that_lost_its_checkpoint_cannot_give_away_a_running_container
 
 
 @pytest.mark.parametrize("common", [1, 2])
-def test_a_kubelet_killed_during_an_admission_gives_the_ids_to_a_pod_that_gets_its_own_limit(
+def test_after_a_kill_of_the_kubelet_in_an_admission_each_pod_gets_its_own_limit(
     short: Path, common: int
 ) -> None:
     """The killed kubelet had the ids, but its checkpoint does not have them. It admits the pods again; each
@@ -461,9 +461,7 @@ def test_a_pod_is_refused_if_vgpud_is_restarted_during_its_admission(short: Path
 
 
 @pytest.mark.parametrize("common", [1, 2])
-def test_a_pod_refused_because_vgpud_was_away_leaves_no_limit_to_the_next_pod(
-    short: Path, common: int
-) -> None:
+def test_a_pod_refused_while_vgpud_was_down_leaves_no_limit_to_the_next_pod(short: Path, common: int) -> None:
     """vgpud ends after it has made the allocation of the first pod, which the kubelet then refuses. The next
     pod gets `common` of its ids.
     """
@@ -507,7 +505,7 @@ def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: in
     run(story())
 
 
-def test_an_admission_with_only_some_ids_of_an_init_container_is_taken_for_another_pod(short: Path) -> None:
+def test_an_admission_with_only_some_ids_of_an_earlier_container_belongs_to_another_pod(short: Path) -> None:
     """The kubelet gives a later container of the same pod all ids of the init container, or only those."""
 
     async def story() -> None:
@@ -561,7 +559,7 @@ def in_group(init: Lifetime, folder: Path) -> Lifetime:
     return replace(init, cgroup=f"{group.stat().st_ino} {group}")
 
 
-def test_a_pod_that_ended_while_no_kubelet_ran_is_known_by_its_control_group(short: Path) -> None:
+def test_the_absence_of_its_control_group_shows_that_a_pod_ended_while_no_kubelet_ran(short: Path) -> None:
     """The list of a new kubelet is not trusted for an hour. The kubelet removes the pod's control group."""
 
     async def story() -> None:
@@ -587,7 +585,7 @@ def test_a_pod_that_ended_while_no_kubelet_ran_is_known_by_its_control_group(sho
     run(story())
 
 
-def test_a_restarted_vgpud_knows_the_control_groups_of_pods(short: Path) -> None:
+def test_a_restarted_vgpud_still_knows_the_control_groups_of_pods(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW, pace=replace(FAST, settled=3600.0)) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -635,7 +633,7 @@ def test_a_kubelet_that_lists_only_static_pods_ends_no_allocation(
     run(story())
 
 
-def test_a_starting_kubelet_ends_no_pod_that_its_predecessor_listed(short: Path) -> None:
+def test_the_first_lists_of_a_new_kubelet_end_no_pod_that_its_predecessor_listed(short: Path) -> None:
     """A kubelet answers PodResources before its folder for plugins shows its start."""
 
     async def story() -> None:
@@ -655,7 +653,7 @@ def test_a_starting_kubelet_ends_no_pod_that_its_predecessor_listed(short: Path)
     run(story())
 
 
-def test_a_containers_init_that_the_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
+def test_a_container_process_that_its_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
     """A runtime that is killed while it creates a container leaves an init that waits for ever, and has not
     called exec.
     """

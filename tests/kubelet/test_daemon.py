@@ -124,7 +124,7 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
     assert node.stop() == 0
 
 
-def test_the_hook_of_a_pods_spec_binds_its_container(make_node: NodeMaker) -> None:
+def test_the_hook_in_the_cdi_spec_of_a_pod_binds_its_container(make_node: NodeMaker) -> None:
     node = started(make_node)
 
     def bind(spec: dict[str, Any], init: int) -> subprocess.CompletedProcess[str]:
@@ -202,7 +202,9 @@ def reboot(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit"])
-def test_a_vgpud_killed_during_allocate_converges(make_node: NodeMaker, point: str) -> None:
+def test_a_kill_of_vgpud_during_an_allocate_call_leaves_a_consistent_state(
+    make_node: NodeMaker, point: str
+) -> None:
     node = make_node("h200x8", POLICY)
     node.environment |= folders(node.folder / "k")
     node.start(fault_point=point)

@@ -290,7 +290,7 @@ def told(dra: Dra, name: str) -> list[tuple[str, ...]]:
     return [tuple(condition[key] for key in keys) for one in devices for condition in one["conditions"]]
 
 
-def test_a_claims_status_tells_the_state_of_its_devices(short: Path) -> None:
+def test_the_status_of_a_claim_shows_the_state_of_its_devices(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
             await dra.published()
@@ -326,7 +326,7 @@ def test_a_claims_status_tells_the_state_of_its_devices(short: Path) -> None:
     run(story())
 
 
-def test_a_cluster_that_keeps_no_status_of_devices_is_not_written_to_again(short: Path) -> None:
+def test_the_status_of_a_claim_is_written_only_once_if_the_cluster_drops_it(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             dra.cluster.off = {"DRAResourceClaimDeviceStatus"}
@@ -350,7 +350,7 @@ def monitor_spec(dra: Dra, claim: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
-def test_a_claim_with_admin_access_watches_cards_and_takes_nothing(short: Path) -> None:
+def test_a_claim_with_admin_access_can_monitor_cards_and_allocates_nothing(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -561,7 +561,7 @@ def test_removed_dra_sockets_are_created_again(short: Path) -> None:
     run(story())
 
 
-def test_the_dra_door_opens_and_closes_with_the_policy(short: Path) -> None:
+def test_dra_is_turned_on_and_off_by_a_reload_of_the_policy(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, "version = 1\n") as dra:
             await asyncio.sleep(0.1)
@@ -612,7 +612,7 @@ def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
     assert refusal(404, "x").status == 404
 
 
-def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
+def test_resource_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
     """The kubelet deletes the node's slices at its start, before or after the driver has registered again."""
 
     async def story() -> None:
@@ -628,7 +628,7 @@ def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(sh
     run(story())
 
 
-def test_slices_that_another_program_deletes_are_back_before_the_next_check(short: Path) -> None:
+def test_resource_slices_that_another_program_deletes_are_back_before_the_next_check(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
             for _ in range(3):  # no kubelet registers, so only the watch tells of the deletion
@@ -639,7 +639,7 @@ def test_slices_that_another_program_deletes_are_back_before_the_next_check(shor
     run(story())
 
 
-def test_slices_that_may_not_be_watched_are_listed_at_each_check(short: Path) -> None:
+def test_resource_slices_are_published_again_without_the_right_to_watch_them(short: Path) -> None:
     async def story() -> None:
         cluster = Cluster()
         cluster.refuses_watches = True

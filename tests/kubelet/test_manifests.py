@@ -130,7 +130,7 @@ def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
 
 
 @pytest.mark.parametrize("name", ["vgpud-own-node", "vgpud-own-claims"])
-def test_each_write_is_held_to_the_accounts_own_node(name: str) -> None:
+def test_admission_policies_limit_each_write_to_the_accounts_own_node(name: str) -> None:
     (role,) = every("ClusterRole")
     (policy,) = (one for one in every("ValidatingAdmissionPolicy") if one["metadata"]["name"] == name)
     (binding,) = (one for one in every("ValidatingAdmissionPolicyBinding") if one["metadata"]["name"] == name)
@@ -148,7 +148,7 @@ def test_each_write_is_held_to_the_accounts_own_node(name: str) -> None:
     assert f'"{DRIVER}"' in str(policy["spec"])
 
 
-def test_every_right_to_write_has_its_policy() -> None:
+def test_every_right_to_write_has_an_admission_policy() -> None:
     (role,) = every("ClusterRole")
     policies = every("ValidatingAdmissionPolicy")
     held = {
@@ -177,7 +177,7 @@ def test_the_manuals_pods_request_resources_of_the_manuals_policy() -> None:
     assert asked == names
 
 
-def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
+def test_the_drop_in_of_the_unit_gives_vgpud_access_to_the_kubelets_folders() -> None:
     parser = configparser.ConfigParser()
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"

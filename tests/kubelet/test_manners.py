@@ -25,7 +25,7 @@ def gib(node: Node) -> list[int]:
     return sorted(a.slices[0].memory_bytes // GIB for a in node.allocations)
 
 
-def test_a_restarted_kubelet_finds_all_resources_again(short: Path) -> None:
+def test_vgpud_registers_all_resources_again_with_a_restarted_kubelet(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -122,7 +122,7 @@ def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Pa
     run(story())
 
 
-def test_an_allocate_waits_for_processes_of_the_deleted_pod(short: Path) -> None:
+def test_an_allocate_call_waits_for_the_end_of_the_deleted_pods_processes(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -226,7 +226,7 @@ def test_a_failed_allocate_leaves_no_allocation(short: Path) -> None:
     run(story())
 
 
-def test_a_plugin_that_is_not_registered_does_not_wait_for_the_next_look_at_the_kubelet(short: Path) -> None:
+def test_an_unregistered_plugin_registers_as_soon_as_the_kubelet_starts(short: Path) -> None:
     """After a reboot the kubelet admits its pods soon after its start."""
 
     async def story() -> None:

@@ -25,7 +25,7 @@ def workloads(allocations: tuple[Allocation, ...]) -> list[Workload]:
     return [allocation.request.workload for allocation in allocations]
 
 
-def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path) -> None:
+def test_an_allocation_gets_the_names_of_its_pod_from_the_hook_of_the_container(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -49,7 +49,7 @@ def test_an_allocation_has_the_names_of_the_pod_that_its_hook_tells(short: Path)
     run(story())
 
 
-def test_names_are_durable_and_on_every_line_of_the_audit_trail(short: Path) -> None:
+def test_the_names_of_a_pod_are_durable_and_on_every_line_of_its_audit_trail(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

@@ -56,7 +56,7 @@ def test_a_pods_memory_units_are_allocated_and_released(short: Path) -> None:
     run(story())
 
 
-def test_memory_units_that_allocations_outside_the_kubelet_hold_are_unhealthy(short: Path) -> None:
+def test_memory_units_held_by_allocations_outside_the_kubelet_are_unhealthy(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -92,7 +92,7 @@ def test_preferred_units_of_a_container_are_packed_on_one_device(short: Path) ->
     run(story())
 
 
-def test_units_of_two_devices_are_aggregated_where_the_policy_allows_it(short: Path) -> None:
+def test_memory_units_of_two_devices_may_be_combined_where_the_policy_allows_it(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, MEMORY + 'across = "even"\n') as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -103,7 +103,7 @@ def test_units_of_two_devices_are_aggregated_where_the_policy_allows_it(short: P
     run(story())
 
 
-def test_several_resources_share_the_same_devices(short: Path) -> None:
+def test_several_kubelet_resources_share_the_same_devices(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, CARDS, four_cards()) as node:
             kubelet = node.kubelet
@@ -126,7 +126,7 @@ def test_several_resources_share_the_same_devices(short: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"health": Health.FAILED}, {"ailment": "NVML asks for a reset"}])
-def test_units_are_unhealthy_while_their_device_is(short: Path, changed: dict[str, Any]) -> None:
+def test_memory_units_are_unhealthy_while_their_device_is(short: Path, changed: dict[str, Any]) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -141,7 +141,7 @@ def test_units_are_unhealthy_while_their_device_is(short: Path, changed: dict[st
     run(story())
 
 
-def test_units_of_a_drained_device_are_unhealthy(short: Path) -> None:
+def test_memory_units_of_a_drained_device_are_unhealthy(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -210,7 +210,7 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
     run(story())
 
 
-def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
+def test_memory_units_with_compute_are_bounded_by_the_free_compute_shares_of_the_devices(short: Path) -> None:
     """The healthy units with compute are bounded by the devices' free shares, although the memory is
     overcommitted.
     """
@@ -259,7 +259,7 @@ def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
     run(story())
 
 
-def test_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
+def test_device_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
     """The ids of a failed allocation stay unhealthy: its container has no working device, even after the
     device recovers.
     """
@@ -296,7 +296,7 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
     run(story())
 
 
-def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turned: Turned) -> None:
+def test_a_pod_that_fits_no_card_fails_once_and_then_waits(short: Path, turned: Turned) -> None:
     """A pod that fits no card is not admitted a second time. Its controller recreates a failed pod at once,
     so without the wait one pod after the other would fail.
     """

@@ -102,7 +102,7 @@ def test_resource_slices_are_written_only_on_a_change() -> None:
     assert not cluster.slices_by_name
 
 
-def test_slices_are_listed_only_after_the_watch_has_reported_a_change() -> None:
+def test_resource_slices_are_listed_again_only_after_their_watch_has_reported_a_change() -> None:
     cluster, changed = Cluster(), asyncio.Event()
     publisher = Publisher(cluster, "node-1", changed.set)
     cards = cards_of(h200_node(1).devices, policy_of("preload"), places, ())
@@ -219,7 +219,7 @@ def test_resource_slices_of_a_large_node_are_named_in_the_order_of_reading() -> 
 
 
 @pytest.mark.parametrize("health", [Health.LOST, Health.SICK])
-def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why(health: Health) -> None:
+def test_drained_and_sick_devices_are_published_with_a_taint_that_gives_the_reason(health: Health) -> None:
     node, policy = h200_node(3), policy_of("preload")
     devices = (node.devices[0], replace(node.devices[1], health=health), node.devices[2])
     cluster = Cluster()
@@ -243,7 +243,9 @@ def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why(hea
     assert len(cluster.pool()[0]) == 1
 
 
-def test_feature_gates_and_versions_that_change_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_publisher_notices_changed_feature_gates_and_versions_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     passed, real = 0.0, clock.now
     monkeypatch.setattr(clock, "now", lambda: real() + passed)
     cluster = Cluster(34)
@@ -382,7 +384,9 @@ ASKS = st.lists(
 @given(
     mode=st.sampled_from(["mig", "mps", "preload", "exclusive"]), asks=ASKS, minor=st.sampled_from([34, 36])
 )
-def test_every_choice_of_the_scheduler_can_be_allocated(mode: str, asks: list[Any], minor: int) -> None:
+def test_every_device_choice_of_the_scheduler_can_be_allocated(
+    mode: str, asks: list[Any], minor: int
+) -> None:
     node, policy = h200_node(2), policy_of(mode)
     kind = {"mig": "mig", "mps": "compute", "preload": "quota", "exclusive": "card"}[mode]
     cluster = Cluster(minor)

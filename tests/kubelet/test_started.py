@@ -16,7 +16,7 @@ from vgpud.serve.kubelet.started import Started
 
 
 @pytest.mark.parametrize("write", ["add", "forget"])
-def test_a_container_that_ends_while_its_record_is_written_is_recorded_as_ended(
+def test_a_container_that_ends_while_its_ledger_row_is_written_is_recorded_as_ended(
     write: str,
 ) -> None:
     """vgpud must notice this end, or the allocation would stay until the next start of vgpud."""
@@ -46,7 +46,7 @@ def test_a_container_that_ends_while_its_record_is_written_is_recorded_as_ended(
     run(story())
 
 
-def test_rows_of_ended_containers_are_deleted_when_another_begins(tmp_path: Path) -> None:
+def test_ledger_rows_of_ended_containers_are_deleted_when_another_container_starts(tmp_path: Path) -> None:
     """Rows stay of a container that runs, of one whose control group still stands, and of other
     allocations.
     """
