@@ -169,7 +169,7 @@ def test_a_silent_arbiter_blocks_no_tenant(node: Node) -> None:
     eventually(lambda: node.client.list("a1") == (process.pid,))
 
 
-def test_a_second_arbiter_on_the_same_folder_ends(node: Node) -> None:
+def test_a_second_arbiter_on_the_same_run_folder_exits(node: Node) -> None:
     command = [str(ARBITER), "--run-dir", str(node.run_dir), "--foreground"]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 3
@@ -242,7 +242,7 @@ def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
     assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
 
 
-def test_a_closed_lease_refuses_new_memory_and_kills_no_process(node: Node) -> None:
+def test_a_closed_lease_refuses_new_memory_and_ends_no_process(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
@@ -256,7 +256,7 @@ def test_a_closed_lease_refuses_new_memory_and_kills_no_process(node: Node) -> N
     assert json.loads(out.splitlines()[-1])["result"] == "CUDA_SUCCESS"
 
 
-def test_add_refuses_an_unknown_or_unsafe_name_and_list_and_remove_ignore_an_unknown_one(node: Node) -> None:
+def test_adding_a_lease_of_an_unknown_or_unsafe_name_is_refused(node: Node) -> None:
     assert node.client.list("nothing") == ()
     node.client.remove("nothing")
     for name in ("nothing", "../arbiter", ".hidden", "a/b", ""):
@@ -369,7 +369,7 @@ def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_connections_above_the_bound_are_refused(checked: Node) -> None:
+def test_the_arbiter_serves_tenants_after_twice_the_bounded_number_of_connections(checked: Node) -> None:
     sock = checked.lease() / layout.ARBITER_SOCKET
     lines = []
     for _ in range(2 * layout.MAX_SLOTS + 50):
@@ -384,7 +384,7 @@ def test_connections_above_the_bound_are_refused(checked: Node) -> None:
     eventually(lambda: checked.client.list("a1") == (process.pid,))
 
 
-def test_a_start_skips_invalid_lease_folders(checked: Node) -> None:
+def test_the_arbiter_skips_invalid_lease_folders_at_its_start(checked: Node) -> None:
     checked.kill_arbiter()
     leases = checked.run_dir / "leases"
     (leases / "empty").mkdir()

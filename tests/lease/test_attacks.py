@@ -294,7 +294,7 @@ def test_only_a_user_namespace_of_the_leases_owner_belongs_to_the_lease(
         child.kill()
 
 
-def test_a_malformed_packet_starts_no_check_of_all_slots(node: Node) -> None:
+def test_a_malformed_packet_does_not_make_the_arbiter_check_all_slots(node: Node) -> None:
     """Every slot has an owner. The file has 750 locks, so a query of the locks is no long look: after
     three long ones the arbiter makes none. A sweep makes 256 queries.
     """
@@ -334,7 +334,7 @@ def test_malformed_packets_delay_another_tenant_by_less_than_a_millisecond(node:
     assert statistics.median(costs) < 0.001
 
 
-def test_a_lease_whose_usage_file_has_too_many_locks_is_not_queried_again(node: Node) -> None:
+def test_a_lease_whose_usage_file_has_too_many_locks_is_shut(node: Node) -> None:
     """Each look at the locks takes longer than the arbiter waits for one."""
     lease = node.lease()
 
@@ -453,7 +453,7 @@ class Writes(Burst):
 
 
 @pytest.mark.parametrize("kind", [HangUps, Registrations, Deaths, Writes])
-def test_another_tenants_message_waits_for_at_most_one_query_of_the_locks(
+def test_a_tenants_message_waits_for_at_most_one_query_of_another_leases_locks(
     node: Node, kind: type[Burst]
 ) -> None:
     """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are
@@ -528,7 +528,7 @@ def sleeps(node: Node) -> bool:
     return set(states(node)) == {"S"}
 
 
-def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> None:
+def test_a_tenant_that_floods_the_arbiter_is_disconnected_and_later_served_again(node: Node) -> None:
     lease = node.lease()
     node.lease("other")
     flood = Tenant(lease, 3)
@@ -541,7 +541,7 @@ def test_a_tenant_that_floods_is_disconnected_and_served_again(node: Node) -> No
     eventually(lambda: registers(lease))
 
 
-def test_many_connections_cost_a_bounded_processor_time(node: Node) -> None:
+def test_a_flood_of_connections_costs_the_arbiter_a_bounded_processor_time(node: Node) -> None:
     """The arbiter accepts connections at a bounded rate. Those beyond the listener's queue wait or the kernel
     refuses them.
     """
@@ -606,7 +606,7 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant
 
 
 @needs("root", "fuse")
-def test_a_slot_that_could_not_be_cleared_is_cleared_when_the_kernel_goes_on(
+def test_a_slot_that_a_kernel_lock_kept_from_being_cleared_is_cleared_after_the_unlock(
     shm: Node, tmp_path: Path
 ) -> None:
     """The user has `usage` of two leases locked in the kernel, and as many threads of the arbiter wait for

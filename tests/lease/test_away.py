@@ -107,7 +107,7 @@ def test_every_kind_of_call_of_a_suspended_process_waits_and_is_counted(
         eventually(lambda: read_activity(lease).wants == 0)
 
 
-def test_no_wrapped_call_of_a_suspended_process_returns(node: Node, lease: Path) -> None:
+def test_every_wrapped_driver_call_of_a_suspended_process_waits(node: Node, lease: Path) -> None:
     process = node.tenant(lease, TEST_BUILD / "every-call")
     assert process.stdout is not None
     count = int(process.stdout.readline())
@@ -122,7 +122,7 @@ def test_no_wrapped_call_of_a_suspended_process_returns(node: Node, lease: Path)
     assert (process.stdout.readline().split(), read_activity(lease).wants) == ([], count)
 
 
-def test_every_call_of_a_suspended_process_is_counted(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_every_kind_of_driver_call_counts_as_activity(node: Node, lease: Path, tenant: "Popen[str]") -> None:
     for call in CALLS:
         before = looked(node, lease)
         again = looked(node, lease)
@@ -136,7 +136,7 @@ def test_every_call_of_a_suspended_process_is_counted(node: Node, lease: Path, t
 @pytest.mark.parametrize(
     "call", ["copy with attributes", "copy in 3D with attributes", "batch in 3D", "batch on the fabric"]
 )
-def test_a_copy_counts_at_the_gate_as_a_launch_for_each_mib(
+def test_a_copy_counts_as_one_launch_for_each_mebibyte(
     node: Node, lease: Path, tenant: "Popen[str]", call: str
 ) -> None:
     before = looked(node, lease)
@@ -155,7 +155,7 @@ def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, 
     assert answer(tenant) == {"done": "launch"}
 
 
-def test_a_process_is_suspended_though_the_arbiter_was_absent(
+def test_a_process_is_suspended_even_if_the_arbiter_was_absent_when_the_order_came(
     node: Node, lease: Path, tenant: "Popen[str]"
 ) -> None:
     """The arbiter is absent when the lease is suspended. The process reads the limits page when it registers
@@ -180,7 +180,9 @@ def test_a_process_started_during_a_suspension_waits_too(node: Node, lease: Path
     assert answer(process) == {"ready": True}
 
 
-def test_a_dead_process_does_not_count_as_waiting(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_a_killed_process_does_not_count_as_waiting_for_the_resume(
+    node: Node, lease: Path, tenant: "Popen[str]"
+) -> None:
     put(node, lease, away=True)
     ask(tenant, "launch")
     eventually(lambda: read_activity(lease).wants == 1)

@@ -28,7 +28,7 @@ def said(usage: Path) -> tuple[int, ...]:
     return struct.unpack_from("<3I", usage.read_bytes(), layout.USAGE_CONTEXT_MIB)
 
 
-def test_the_known_size_of_a_context_is_the_smallest_measured_on_its_device(tmp_path: Path) -> None:
+def test_the_known_context_size_of_a_device_is_the_smallest_that_was_measured_on_it(tmp_path: Path) -> None:
     costs = ContextCosts()
     # the 1 MiB in lease c is too small for a context and is ignored
     for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):
@@ -46,7 +46,7 @@ def test_the_known_size_of_a_context_is_the_smallest_measured_on_its_device(tmp_
     assert said(pod / "usage") == (700, 0, 0)
 
 
-def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> None:
+def test_missing_or_damaged_leases_give_no_context_size(tmp_path: Path) -> None:
     costs = ContextCosts()
     folder = write_lease(tmp_path, "a", BOTH, UID, GID)
     os.truncate(folder / "usage", 5)
@@ -61,7 +61,7 @@ def test_missing_or_damaged_leases_give_no_size_of_a_context(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_first_process_with_a_known_size_of_a_context_does_not_wait_for_nvml(
+def test_the_first_process_of_a_lease_waits_for_nvml_only_if_the_context_size_is_unknown(
     tmp_path: Path, known: bool
 ) -> None:
     """NVML never starts in this test. A process waits for NVML only if the size of a context is unknown."""

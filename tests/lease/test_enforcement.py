@@ -44,7 +44,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     assert read_usage(lease).device(0).refusals_limit == refused
 
 
-def test_of_two_requests_that_race_for_the_same_room_exactly_one_is_granted(node: Node) -> None:
+def test_of_two_memory_requests_that_race_for_the_same_room_exactly_one_is_granted(node: Node) -> None:
     lease = node.lease()
     command = (PROBE, "fill", "--piece", "600MiB", "--keep", "--then-wait-on-stdin")
     for _ in range(5):

@@ -65,7 +65,7 @@ def test_a_leases_files_have_the_tenants_owner_and_modes(tmp_path: Path) -> None
     assert mode(folder / "usage") == (0o600, 1234, 4321)
 
 
-def test_an_update_is_in_place_and_ends_with_an_even_sequence_number(tmp_path: Path) -> None:
+def test_an_update_of_the_limits_is_in_place_and_ends_with_an_even_sequence_number(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     inode = (folder / "limits").stat().st_ino
     smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
@@ -102,7 +102,7 @@ def test_a_lease_of_an_unknown_uid_is_read_changed_and_removed(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_update_is_overwritten_by_the_next(tmp_path: Path) -> None:
+def test_the_next_update_of_the_limits_overwrites_an_interrupted_one(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with (folder / "limits").open("r+b") as file:
         file.seek(layout.LIMITS_GENERATION)
@@ -142,14 +142,14 @@ def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> Non
     [DeviceLimits(UUIDS[0], 0), DeviceLimits(UUIDS[0], 1 << 60), DeviceLimits(UUIDS[0], GIB, 0)],
     ids=["nothing", "huge", "no-share"],
 )
-def test_impossible_limits_are_refused(tmp_path: Path, bad: DeviceLimits) -> None:
+def test_a_lease_with_impossible_limits_is_refused(tmp_path: Path, bad: DeviceLimits) -> None:
     with pytest.raises(VgpuError) as refused:
         write_lease(tmp_path, "a1", [bad], UID, GID)
     assert refused.value.code is ErrorCode.IMPOSSIBLE
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_update_with_other_devices_is_refused(tmp_path: Path) -> None:
+def test_an_update_of_a_lease_with_other_devices_is_refused(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with pytest.raises(VgpuError):
         update_limits(folder, DEVICES[::-1])
@@ -166,7 +166,7 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_rem
     eventually(lambda: list((tmp_path / "leases").iterdir()) == [])
 
 
-def test_a_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     (tmp_path / "leases").mkdir()
@@ -177,7 +177,7 @@ def test_a_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
-def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_limits_file_is_refused(tmp_path: Path, damage: bytes) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / "limits").write_bytes(damage)
     with pytest.raises(VgpuError) as refused:
@@ -211,7 +211,7 @@ def test_a_usage_file_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None
         read_usage(folder)
 
 
-def test_after_a_first_timeout_requests_to_a_silent_arbiter_wait_briefly(tmp_path: Path) -> None:
+def test_after_a_first_timeout_further_requests_to_a_silent_arbiter_wait_only_briefly(tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     client = ArbiterClient(path, timeout_seconds=0.5)
 

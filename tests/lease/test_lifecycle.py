@@ -144,7 +144,7 @@ say("done")
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_the_exec_of_a_static_program_gives_the_memory_back(node: Node) -> None:
+def test_a_process_that_executes_a_static_program_gives_its_memory_back(node: Node) -> None:
     lease = node.lease()
     program = str(static_program("static-program"))
     process = python(node, lease, f"say('in')\nos.execv({program!r}, ['static'])")
@@ -200,7 +200,7 @@ say("ended")
     assert lease_used(lease) == OWN + 50 * MIB
 
 
-def test_a_parent_can_allocate_the_memory_of_its_dead_child(node: Node) -> None:
+def test_a_parent_can_allocate_the_memory_of_its_dead_child_at_once(node: Node) -> None:
     """libvgpu waits until the arbiter has cleared the slot of the child, which the parent has reaped."""
     lease = node.lease()
     process = python(
@@ -357,7 +357,7 @@ while True:
     assert (total, result) == (512, 0) and 0 < free <= 512 - 64 - 120
 
 
-def test_each_device_is_limited_by_its_uuid(node: Node) -> None:
+def test_the_limits_of_a_lease_belong_to_the_uuids_of_its_devices(node: Node) -> None:
     """The lease lists the second device first. Limits belong to the UUID, not to the position."""
     leases = node.run_dir / "leases"
     lease = write_lease(

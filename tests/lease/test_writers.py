@@ -82,7 +82,7 @@ def test_no_process_can_take_a_file_lease_on_limits_that_vgpud_holds_open(lease:
 
 @needs("root")
 @KINDS
-def test_a_file_lease_taken_while_vgpud_did_not_run_delays_no_call(lease: Path, kind: int) -> None:
+def test_a_file_lease_that_was_taken_while_vgpud_was_down_delays_no_call(lease: Path, kind: int) -> None:
     """The file lease would delay each open(2) for writing by 45 s, on the event loop."""
     writers = Writers(lease.parent)
     with attacker(lease, kind) as answer:
