@@ -62,7 +62,7 @@ def test_sixty_four_intents_at_once_are_written_in_one_commit(bench: Bench) -> N
     assert bench.count("COMMIT") == 1
 
 
-def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
+def test_a_refused_write_does_not_fail_the_other_writes_of_its_batch(bench: Bench) -> None:
     jobs = [bench.intent(0), bench.intent(3, request=0), bench.intent(1, request=0)]
     bench.committer.run(jobs)
     assert [type(job.error) for job in jobs] == [type(None), VgpuError, type(None)]
@@ -71,7 +71,7 @@ def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
     assert bench.count("COMMIT") == 1
 
 
-def test_a_job_that_raises_midway_leaves_no_row(bench: Bench) -> None:
+def test_a_write_that_raises_midway_leaves_no_row(bench: Bench) -> None:
     def half(tables: Tables) -> None:
         tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "half done")
         raise ZeroDivisionError
@@ -90,7 +90,7 @@ def test_a_job_that_raises_midway_leaves_no_row(bench: Bench) -> None:
     assert subjects == [(1, "GPU-1"), (2, "GPU-1")]
 
 
-def test_each_job_of_a_lost_transaction_is_retried_alone(bench: Bench) -> None:
+def test_each_write_of_a_transaction_that_sqlite_rolled_back_is_retried_alone(bench: Bench) -> None:
     """On some errors SQLite itself rolls back all writes of the transaction. Each of them is then tried
     alone.
     """
@@ -124,7 +124,7 @@ def test_a_full_disk_is_reported_and_the_next_write_succeeds(bench: Bench, count
     assert again.error is None
 
 
-def test_revisions_of_a_lost_transaction_are_used_again(bench: Bench) -> None:
+def test_revisions_of_a_transaction_that_failed_are_used_again(bench: Bench) -> None:
     pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
     bench.connection.execute(f"PRAGMA max_page_count = {pages}")
     job = bench.job(lambda t: t.event(EventKind.DEVICE_CHANGED, "GPU-0", "x" * 100_000))
@@ -133,7 +133,7 @@ def test_revisions_of_a_lost_transaction_are_used_again(bench: Bench) -> None:
     assert bench.committer.tables.revision == 0
 
 
-def test_the_user_with_the_most_old_events_loses_them_first(bench: Bench) -> None:
+def test_the_oldest_events_of_the_user_with_the_most_events_are_removed_first(bench: Bench) -> None:
     """20 events are kept here, of which the newest 8 stay for watchers."""
     tables = bench.committer.tables
     for user, count in ((0, 2), (1000, 9), (1001, 30)):
@@ -150,7 +150,7 @@ def test_the_user_with_the_most_old_events_loses_them_first(bench: Bench) -> Non
     assert tables.events_after(30, 100)[0].revision == 31
 
 
-def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
+def test_a_batch_of_writes_has_the_durability_of_its_strictest_write(bench: Bench) -> None:
     def level() -> int:
         return int(bench.connection.execute("PRAGMA synchronous").fetchone()[0])
 
@@ -165,7 +165,7 @@ def test_a_batch_has_the_durability_of_its_strictest_job(bench: Bench) -> None:
     assert level() == 1
 
 
-def test_the_number_of_revisions_that_are_not_synced_is_bounded(bench: Bench) -> None:
+def test_the_number_of_revisions_not_yet_synced_to_disk_is_bounded(bench: Bench) -> None:
     """A new boot skips more revisions than a power cut can take, which are bounded."""
 
     def note(tables: Tables) -> None:
@@ -181,7 +181,7 @@ def test_the_number_of_revisions_that_are_not_synced_is_bounded(bench: Bench) ->
     assert 500 < most <= UNSYNCED_REVISIONS
 
 
-def test_concurrent_callers_share_a_commit(tmp_path: Path) -> None:
+def test_concurrent_callers_share_a_commit_of_the_ledger(tmp_path: Path) -> None:
     async def work() -> list[str]:
         async with await Ledger.open(ledger_path(tmp_path)) as ledger:
             await asyncio.gather(*[ledger.intent(allocation(n)) for n in range(300)])
@@ -207,7 +207,9 @@ def test_a_cancelled_caller_does_not_disturb_other_callers_of_its_batch(tmp_path
     asyncio.run(work())
 
 
-def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_ledgers_writer_thread_gives_every_waiting_caller_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rollback fails as well, or there is no memory: the waiting callers get an error, and later callers
     are served.
     """

@@ -26,7 +26,7 @@ from vgpud.model.tenancy import (
 
 
 @given(allocations)
-def test_a_written_allocation_is_read_back(sample: Allocation) -> None:
+def test_an_allocation_written_to_a_ledger_row_is_read_back(sample: Allocation) -> None:
     again = decode_allocation(encode_allocation(sample))
     assert again == sample
     assert type(again.request.isolation) is type(sample.request.isolation)
@@ -107,7 +107,9 @@ BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
 
 
 @pytest.mark.parametrize("damage", BAD.values(), ids=BAD.keys())
-def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
+def test_a_row_in_another_form_is_reported_as_corrupt(
+    damage: Callable[[AllocationRow], AllocationRow],
+) -> None:
     row = encode_allocation(active(allocation(3)))
     decode_allocation(row)  # this call also fills the cache of rows, which must not accept a damaged row
     damaged = damage(row)
@@ -135,13 +137,13 @@ def wrong(model: Any, **values: Any) -> Any:
         {"edits": wrong(active(allocation(1)).edits, env=(("A", 1),))},
     ],
 )
-def test_a_value_of_a_wrong_type_is_not_written(changes: dict[str, Any]) -> None:
+def test_a_value_of_a_wrong_type_is_not_written_to_the_ledger(changes: dict[str, Any]) -> None:
     with pytest.raises(VgpuError) as caught:
         encode_allocation(allocation(1, **changes))
     assert caught.value.code is ErrorCode.BUG
 
 
-def test_a_model_that_cannot_be_written_is_refused_at_once() -> None:
+def test_a_dataclass_with_a_field_type_that_cannot_be_written_is_refused_at_once() -> None:
     @dataclass
     class Odd:
         value: float
@@ -165,7 +167,7 @@ def test_the_digest_covers_the_request_and_its_owner_but_not_its_lifetime() -> N
     assert len({digest(request), *map(digest, others)}) == 5
 
 
-def test_every_state_of_an_allocation_is_read_back() -> None:
+def test_every_state_of_an_allocation_is_written_and_read_back() -> None:
     for state in State:
         assert decode_allocation(encode_allocation(allocation(1, state))).state is state
     bare = allocation(1, slices=(Slice("GPU-1", allocation(1).slices[0].mode, 1),), reasons=())

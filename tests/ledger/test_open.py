@@ -115,7 +115,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     fill(path)  # the kernel drops the lock when its process ends
 
 
-def test_a_ledger_that_is_refused_at_the_start_is_unlocked(tmp_path: Path) -> None:
+def test_a_ledger_that_is_refused_at_the_start_is_left_unlocked(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     path.write_bytes(b"nonsense")
     assert refusal(path).code is ErrorCode.LEDGER_CORRUPT
@@ -134,7 +134,7 @@ def test_a_newer_ledger_is_left_untouched(tmp_path: Path) -> None:
     assert hashes(tmp_path) == before
 
 
-def test_a_newer_version_that_stands_only_in_the_write_ahead_log_is_refused(tmp_path: Path) -> None:
+def test_a_newer_ledger_version_recorded_only_in_the_write_ahead_log_is_refused(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     with closing(sqlite3.connect(path)) as db:
@@ -203,7 +203,7 @@ def test_a_corrupt_row_is_named_in_the_error(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.LEDGER_CORRUPT
 
 
-def test_a_start_after_a_first_start_that_was_cut_removes_its_files(tmp_path: Path) -> None:
+def test_a_start_removes_the_files_of_a_first_start_that_was_interrupted(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     for suffix in (".new", ".new-wal", ".new-shm"):
         path.with_name(path.name + suffix).write_bytes(b"half a ledger")
@@ -216,7 +216,7 @@ def test_a_start_after_a_first_start_that_was_cut_removes_its_files(tmp_path: Pa
 SECOND = ("ALTER TABLE originals ADD COLUMN note TEXT NOT NULL DEFAULT ''",)
 
 
-def test_a_migration_keeps_existing_rows(tmp_path: Path) -> None:
+def test_a_migration_of_the_ledger_keeps_existing_rows(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     with closing(files.connect(path, (*MIGRATIONS, SECOND))) as db:
@@ -226,7 +226,9 @@ def test_a_migration_keeps_existing_rows(tmp_path: Path) -> None:
     assert refusal(path).code is ErrorCode.LEDGER_NEWER
 
 
-def test_a_ledger_of_version_5_keeps_drains_and_mig_records_in_tables_of_their_own(tmp_path: Path) -> None:
+def test_an_upgraded_ledger_of_version_5_has_drains_and_mig_records_in_tables_of_their_own(
+    tmp_path: Path,
+) -> None:
     path = ledger_path(tmp_path)
     with closing(files.connect(path, MIGRATIONS[:5])) as db:
         rows = [
@@ -255,12 +257,12 @@ def test_a_ledger_of_version_5_keeps_drains_and_mig_records_in_tables_of_their_o
     }
 
 
-def test_a_new_ledger_has_all_versions_at_once(tmp_path: Path) -> None:
+def test_a_new_ledger_has_the_newest_version_at_once(tmp_path: Path) -> None:
     with closing(files.connect(ledger_path(tmp_path), (*MIGRATIONS, SECOND))) as db:
         assert version(db) == len(MIGRATIONS) + 1
 
 
-def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
+def test_a_migration_that_fails_leaves_the_old_version_of_the_ledger(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path)
     broken = ("ALTER TABLE originals ADD COLUMN note TEXT", "ALTER TABLE nowhere ADD COLUMN note TEXT")
@@ -302,13 +304,13 @@ def read_only_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "other.db"])
-def test_a_read_only_folder_is_reported(read_only_folder: Path, name: str) -> None:
+def test_a_read_only_folder_of_the_ledger_is_reported(read_only_folder: Path, name: str) -> None:
     error = refusal(read_only_folder / name)
     assert error.code is ErrorCode.LEDGER_READ_ONLY
     assert str(read_only_folder / name) in error.sentence
 
 
-def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+def test_a_missing_folder_of_the_ledger_is_reported(tmp_path: Path) -> None:
     error = refusal(tmp_path / "nowhere" / "ledger.db")
     assert error.code is ErrorCode.LEDGER_FAILED
     assert "does not exist" in error.sentence

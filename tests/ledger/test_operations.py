@@ -35,7 +35,7 @@ def code_of(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> ErrorC
     return caught.value.code
 
 
-def test_the_rows_of_an_allocation_follow_its_life(tmp_path: Path) -> None:
+def test_the_ledger_rows_of_an_allocation_follow_its_life(tmp_path: Path) -> None:
     wanted = allocation(1)
 
     async def begin(ledger: Ledger) -> None:
@@ -75,7 +75,7 @@ def test_the_rows_of_an_allocation_follow_its_life(tmp_path: Path) -> None:
     assert (state.allocations, state.revision) == ((), 2)
 
 
-def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
+def test_a_failure_of_an_allocation_is_kept_with_its_reason(tmp_path: Path) -> None:
     async def work(ledger: Ledger) -> None:
         await ledger.intent(allocation(1))
         await ledger.commit(allocation(1, State.FAILED, failure="GPU is lost"), event("a1"))
@@ -98,7 +98,7 @@ def test_a_request_id_names_one_allocation(tmp_path: Path) -> None:
     assert [a.id for a in after(tmp_path, again).allocations] == ["a2"]
 
 
-def test_an_intent_with_the_id_of_another_allocation_is_a_bug(tmp_path: Path) -> None:
+def test_an_intent_with_the_id_of_another_allocation_is_refused_as_a_bug(tmp_path: Path) -> None:
     async def work(ledger: Ledger) -> None:
         await ledger.intent(allocation(1))
         await ledger.intent(replace(allocation(2), id="a1"))
@@ -114,7 +114,9 @@ def test_an_allocation_without_a_row_cannot_change(tmp_path: Path, state: State)
 
 
 @pytest.mark.parametrize("state", [State.ACTIVE, State.FAILED])
-def test_a_state_that_is_no_intent_is_refused_as_an_intent(tmp_path: Path, state: State) -> None:
+def test_an_allocation_in_a_state_that_is_no_intent_is_refused_as_an_intent(
+    tmp_path: Path, state: State
+) -> None:
     assert code_of(tmp_path, lambda ledger: ledger.intent(allocation(1, state))) is ErrorCode.BUG
 
 
@@ -137,7 +139,7 @@ def test_rows_are_kept_in_the_order_of_their_last_change(tmp_path: Path) -> None
     after(tmp_path, again)
 
 
-def test_an_original_setting_keeps_its_first_value(tmp_path: Path) -> None:
+def test_the_recorded_original_of_a_device_setting_keeps_its_first_value(tmp_path: Path) -> None:
     async def work(ledger: Ledger) -> None:
         originals = ledger.rows[RowTable.ORIGINALS]
         await remember(originals, "GPU-1", "compute_mode", "default")
@@ -194,7 +196,7 @@ def test_a_user_with_ten_thousand_events_leaves_the_history_of_others_whole(tmp_
     after(tmp_path, look)
 
 
-def test_after_a_new_boot_revisions_that_a_power_cut_may_have_taken_are_skipped(tmp_path: Path) -> None:
+def test_after_a_reboot_revisions_that_a_power_cut_may_have_lost_are_skipped(tmp_path: Path) -> None:
     async def first(ledger: Ledger) -> None:
         assert await ledger.set_boot_id("one") == 0
         await ledger.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")

@@ -28,7 +28,7 @@ class Disk:
         return LedgerRows(RowTable.KUBELET_HOLDS, before, self.write)
 
 
-def test_a_change_cancelled_during_its_write_is_written_before_the_next() -> None:
+def test_a_row_change_that_is_cancelled_during_its_write_is_still_written() -> None:
     async def story() -> None:
         disk = Disk()
         rows = disk.rows()
@@ -61,7 +61,7 @@ def test_a_value_put_while_another_is_being_written_is_written_after_it() -> Non
     asyncio.run(story())
 
 
-def test_readers_see_a_change_and_its_count_together_and_only_after_the_write() -> None:
+def test_readers_see_a_changed_row_and_the_change_count_together_after_the_write() -> None:
     async def story() -> None:
         disk = Disk()
         rows = disk.rows()
