@@ -176,7 +176,7 @@ def named(call: ast.Call, name: str) -> list[ast.expr]:
     return [keyword.value for keyword in call.keywords if keyword.arg == name]
 
 
-def test_pure_rooms_have_no_input_or_output() -> None:
+def test_pure_rooms_import_no_modules_for_input_or_output() -> None:
     pure = [path for path in modules() if room_of(path) in PURE]
     assert len(pure) > 40, "the modules are not found"
     wrong = [
