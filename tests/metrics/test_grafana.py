@@ -45,7 +45,7 @@ def test_every_expression_uses_existing_metrics() -> None:
             assert name.removesuffix("_bucket") in KNOWN, expression
 
 
-def test_every_label_is_one_that_the_metric_has() -> None:
+def test_every_expression_uses_labels_that_the_metric_has() -> None:
     for expression in expressions():
         for name, inner in re.findall(r"\b((?:vgpud|process)_[a-z_]+)\{([^}]*)\}", expression):
             labels = set(re.findall(r"([a-z_]+)(?:=|!)", inner))

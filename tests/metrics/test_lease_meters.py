@@ -34,7 +34,7 @@ def lease(folder: Path) -> Path:
     compute=st.lists(WORD, min_size=6 * DEVICES, max_size=6 * DEVICES),
     length=st.sampled_from([0, 10, 2000, layout.USAGE_SIZE]),
 )
-def test_the_quick_reader_of_meters_agrees_with_the_thorough_one(
+def test_the_quick_reader_of_a_leases_meters_agrees_with_the_full_reader(
     tmp_path: Path, high: int, owners: list[int], words: list[int], compute: list[int], length: int
 ) -> None:
     folder = lease(tmp_path)

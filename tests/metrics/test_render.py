@@ -47,7 +47,7 @@ def test_metric_names_follow_the_conventions_of_prometheus() -> None:
         assert not {"pid", "command"} & set(family.labels)
 
 
-def test_the_official_parser_reads_every_family(text: str) -> None:
+def test_the_official_parser_of_prometheus_reads_every_metric_family(text: str) -> None:
     read = {family.name: family for family in text_string_to_metric_families(text)}
     assert set(read) == {
         f.name.removesuffix("_total") if f.kind == "counter" else f.name for f in families.ALL
@@ -58,11 +58,11 @@ def test_the_official_parser_reads_every_family(text: str) -> None:
             assert set(sample.labels) == set(family.labels) or family.kind == "histogram"
 
 
-def test_every_metric_family_has_a_sample_on_a_node_with_every_case(text: str) -> None:
+def test_every_metric_family_has_a_sample_on_a_test_node_that_has_every_case(text: str) -> None:
     assert {f.name for f in families.ALL if f"\n{f.name}" not in text} == set()
 
 
-def test_the_policy_takes_names_of_the_cluster_out_of_the_labels() -> None:
+def test_the_policy_can_remove_pod_and_claim_names_from_the_labels() -> None:
     renderer, seen = Renderer(), observation()
     names = ("namespace", "pod", "container", "claim")
     for shown, expected in ((True, ("ml", "train-0", "main", "weights")), (False, ("", "", "", ""))):
@@ -99,7 +99,7 @@ def test_metric_values_have_base_units(text: str) -> None:
     assert one("vgpud_allocation_duration_seconds_count") == 2
 
 
-def test_an_unknown_figure_has_no_sample_rather_than_zero(text: str) -> None:
+def test_an_unknown_figure_has_no_sample_instead_of_the_value_zero(text: str) -> None:
     found = samples(text)
     assert [have["gpu_uuid"] for have, _ in found["vgpud_gpu_busy_ratio"]] == [A]
     assert {have["gpu_uuid"] for have, _ in found["vgpud_gpu_temperature_celsius"]} == {A, B}
@@ -117,7 +117,7 @@ def test_every_metric_is_in_the_manual() -> None:
     assert {f.name for f in families.ALL if f"`{f.name}`" not in manual} == set()
 
 
-def test_cached_lines_are_the_lines_that_would_be_written() -> None:
+def test_cached_metric_lines_equal_lines_rendered_without_a_cache() -> None:
     """One tenant counts on, one fails, one ends and one starts: the cached lines equal lines rendered without
     a cache.
     """
@@ -135,7 +135,7 @@ def test_cached_lines_are_the_lines_that_would_be_written() -> None:
     assert Renderer().render(first) != Renderer().render(busy) != Renderer().render(changed)
 
 
-def test_each_mark_of_an_allocation_is_a_sample_and_an_unknown_driver_is_one(text: str) -> None:
+def test_each_mark_of_an_allocation_and_an_unknown_driver_are_samples(text: str) -> None:
     told = samples(text)
     marked = {(labels["allocation"][:4], labels["mark"]) for labels, _ in told["vgpud_allocation_marked"]}
     assert marked == {("aaaa", "bypassed"), ("aaaa", "unknown-calls"), ("bbbb", "unknown-calls")}
@@ -144,7 +144,7 @@ def test_each_mark_of_an_allocation_is_a_sample_and_an_unknown_driver_is_one(tex
     assert told["vgpud_allocations_stopped_total"] == [({}, 1)]
 
 
-def test_an_allocation_whose_pause_the_driver_refuses_counts_as_active() -> None:
+def test_an_allocation_whose_pause_the_driver_refused_is_counted_in_state_active() -> None:
     renderer, seen = Renderer(), observation()
     paused = replace(seen.allocations[0], paused=True)
     seen = replace(seen, allocations=(paused, *seen.allocations[1:]))
