@@ -47,7 +47,7 @@ def parted(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_planned_layout_is_applied_asserted_and_listed(node: DemoNode) -> None:
+def test_vgpuctl_mig_plans_applies_asserts_and_lists_a_layout(node: DemoNode) -> None:
     node.start()
     layout = ["3g.71gb@4", "1g.18gb*2", "--device", "0"]
     planned = node.ctl_json("mig", "plan", *layout)["changes"]
@@ -83,14 +83,14 @@ REFUSED = {
 }
 
 
-def test_an_impossible_layout_is_refused(node: DemoNode) -> None:
+def test_vgpuctl_mig_refuses_impossible_requests(node: DemoNode) -> None:
     node.start()
     for line, code in REFUSED.items():
         done = node.ctl("mig", *line.split(), check=False)
         assert (done.returncode, bool(done.stderr)) == (code, True), line
 
 
-def test_mig_parted_files_are_read_and_written(node: DemoNode, parted: str, tmp_path: Path) -> None:
+def test_vgpuctl_mig_reads_and_writes_mig_parted_files(node: DemoNode, parted: str, tmp_path: Path) -> None:
     node.start()
     policy = node.ctl("mig", "import", parted, "--config", "mixed").stdout
     assert policy.count("[[device]]") == 8

@@ -48,7 +48,7 @@ def test_a_layout_change_cut_at_any_point_converges_at_the_next_start(seed: int)
     assert at > 3
 
 
-def test_a_transition_changes_only_the_instances_that_differ() -> None:
+def test_a_change_of_layout_touches_only_the_mig_instances_that_differ() -> None:
     draw = random.Random(1)
     for _ in range(60):
         before, after = draw.choice(STATES), draw.choice(STATES)
@@ -59,7 +59,9 @@ def test_a_transition_changes_only_the_instances_that_differ() -> None:
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
 @settings(max_examples=examples(30))
-def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, data: st.DataObject) -> None:
+def test_a_failed_step_of_a_layout_change_brings_the_old_layout_back(
+    before: int, after: int, data: st.DataObject
+) -> None:
     new = sorted(keys(after) - keys(before))
     if not new:
         return
@@ -77,7 +79,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, d
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
 @settings(max_examples=examples(50))
-def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: st.DataObject) -> None:
+def test_mig_instances_in_use_or_made_by_others_stay(before: int, after: int, data: st.DataObject) -> None:
     card, disk = Card(), Disk()
     card.place(keys(before))
     busy = data.draw(st.sets(st.sampled_from(sorted(keys(before))))) if before else set()
@@ -97,7 +99,7 @@ def test_instances_in_use_or_made_by_others_stay(before: int, after: int, data: 
     assert keys(before) - own | busy <= keys(after)
 
 
-def test_a_reboot_brings_the_layout_back_and_no_other_instances() -> None:
+def test_after_a_reboot_vgpud_makes_the_mig_layout_again_and_no_other_instances() -> None:
     card, disk = laid_out(TABLE.state(key for key in keys(STATES[-1])))
     wanted = card.keys()
     card.instances.clear()
@@ -109,7 +111,7 @@ def test_a_reboot_brings_the_layout_back_and_no_other_instances() -> None:
     assert not disk.originals, "nothing of vgpud is left on record"
 
 
-def test_the_start_drops_a_record_whose_mig_instance_is_gone() -> None:
+def test_the_start_of_vgpud_drops_the_record_of_a_mig_instance_that_is_gone() -> None:
     card, disk = Card(mode=True), Disk().note(("GPU-0", "19@6:1", ""))
     Node1(card, disk).start()
     assert not disk.originals

@@ -19,7 +19,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 BALANCED = {"3g.71gb@4", "2g.35gb@2", "1g.18gb@0", "1g.18gb@1"}
 
 
-def test_a_layout_is_applied_and_kept_and_requests_get_its_instances(node: DemoNode) -> None:
+def test_a_mig_layout_is_applied_and_kept_and_requests_get_its_instances(node: DemoNode) -> None:
     node.start()
     apply(node, "all-balanced")
     assert standing(node) == BALANCED
@@ -42,7 +42,7 @@ def test_a_layout_is_applied_and_kept_and_requests_get_its_instances(node: DemoN
     assert (standing(node), shown.current, shown.origin) == (set(), False, "")
 
 
-def test_instances_of_both_layouts_stay(node: DemoNode) -> None:
+def test_mig_instances_that_are_in_the_old_and_the_new_layout_stay(node: DemoNode) -> None:
     node.start()
     apply(node, "3g.71gb@4 1g.18gb@0 1g.18gb@1")
     before = {i.uuids[0] for i in device(node).instances}
@@ -95,7 +95,7 @@ mig.layout = ["none"]
     assert {w.partition("@")[0] for w in standing(node)} == {w.partition("@")[0] for w in before}
 
 
-def test_a_new_layout_of_the_policy_waits_for_tenants(make_node: NodeMaker) -> None:
+def test_a_new_mig_layout_of_the_policy_is_completed_when_tenants_end(make_node: NodeMaker) -> None:
     rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["{}"]\n'
     node = make_node(policy=rule.format("all-1g.18gb"))
     node.start()
@@ -124,7 +124,9 @@ def test_a_layout_of_the_policy_waits_for_tenants_in_another_mode(make_node: Nod
 
 
 @needs("driver-580")
-def test_a_layout_of_the_policy_follows_when_the_last_tenant_is_moved_away(make_node: NodeMaker) -> None:
+def test_a_mig_layout_of_the_policy_is_applied_when_the_last_tenant_is_moved_away(
+    make_node: NodeMaker,
+) -> None:
     rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["7g.141gb"]\n'
     node = make_node(policy=ROOMY)
     node.start()
@@ -161,7 +163,9 @@ def test_a_rule_with_mode_unmanaged_also_removes_a_layout_that_an_administrator_
     eventually(lambda: not device(node).current, "nothing is wanted of an unmanaged device")
 
 
-def test_restore_resets_the_devices_before_a_removal_of_vgpud(make_node: NodeMaker) -> None:
+def test_vgpuctl_restore_undoes_the_changes_of_devices_before_a_removal_of_vgpud(
+    make_node: NodeMaker,
+) -> None:
     node = make_node(policy=POLICY + "[device.mps]\nexclusive_process = true\n")
     node.start()
     apply(node, "3g.71gb@4 1g.18gb*2")
@@ -204,7 +208,7 @@ def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
-def test_instances_made_outside_vgpud_are_kept(
+def test_mig_instances_made_outside_vgpud_are_kept(
     make_node: NodeMaker, foreign: str, lent: int, removed: int
 ) -> None:
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
@@ -245,7 +249,9 @@ def test_a_gpu_instance_without_its_compute_instance_is_completed_for_the_next_t
     assert held.slices[0].mig.uuid.startswith("MIG-")
 
 
-def test_an_ampere_card_waits_for_a_reset_that_vgpud_does_not_make_by_itself(make_node: NodeMaker) -> None:
+def test_a_layout_that_needs_a_reset_of_an_ampere_card_is_refused_unless_the_policy_allows_resets(
+    make_node: NodeMaker,
+) -> None:
     node = make_node("a100x8")
     node.start()
     with pytest.raises(VgpuError) as due:
@@ -256,7 +262,7 @@ def test_an_ampere_card_waits_for_a_reset_that_vgpud_does_not_make_by_itself(mak
     assert (shown.current, shown.pending, shown.origin) == (False, False, ""), "the request was taken back"
 
 
-def test_an_ampere_card_is_reset_if_the_policy_allows_it(make_node: NodeMaker) -> None:
+def test_an_ampere_card_is_reset_to_switch_mig_mode_if_the_policy_allows_it(make_node: NodeMaker) -> None:
     node = make_node("a100x8", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"
     tools.mkdir()
@@ -272,7 +278,7 @@ def test_an_ampere_card_is_reset_if_the_policy_allows_it(make_node: NodeMaker) -
     assert len(standing(node)) == 4
 
 
-def test_defrag_moves_idle_instances_only(make_node: NodeMaker) -> None:
+def test_defrag_moves_idle_mig_instances_only(make_node: NodeMaker) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.dynamic = true\n')
     node.start()
     apply(node, "1g.18gb@0 1g.18gb@6")
@@ -330,7 +336,7 @@ def test_edits_have_the_two_capability_nodes_of_the_instance_also_after_it_is_ma
     assert place(held) in standing(node)
 
 
-def test_a_driver_that_numbers_its_nodes_anew_gets_a_new_spec(node: DemoNode) -> None:
+def test_the_cdi_spec_is_rewritten_if_the_driver_numbers_its_device_nodes_anew(node: DemoNode) -> None:
     node.start()
     held = allocate(node, "1g.18gb")
     before = capability_nodes(node, held.id)
@@ -353,7 +359,7 @@ def test_a_driver_that_numbers_its_nodes_anew_gets_a_new_spec(node: DemoNode) ->
     assert not any(f'"{path}"' in spec for path in before)
 
 
-def test_a_layout_that_the_policy_forbids_is_refused(make_node: NodeMaker) -> None:
+def test_a_mig_layout_that_the_policy_forbids_is_refused(make_node: NodeMaker) -> None:
     node = make_node(
         policy="""version = 1
 [[device]]
@@ -396,7 +402,9 @@ def test_mig_mode_disabled_by_hand_is_enabled_again(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("profile", ["h200x8", "a100x8", "mixed"])
-def test_every_card_of_a_node_gets_each_of_its_profiles_somewhere(make_node: NodeMaker, profile: str) -> None:
+def test_every_card_of_a_node_can_be_given_each_of_its_mig_profiles(
+    make_node: NodeMaker, profile: str
+) -> None:
     """Placements come from the driver's lists, for cards of 7 and 4 slices, with +me and other variants."""
     node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"

@@ -84,7 +84,7 @@ def test_each_tenant_of_a_shared_mig_instance_is_held_to_its_memory_limit(
         assert calls.allocate(whole).slices[0].mig.profile_name == "3g.71gb", "it is whole again"
 
 
-def test_a_shared_instance_is_made_for_the_first_slice_and_removed_with_the_last(node: DemoNode) -> None:
+def test_a_shared_mig_instance_is_made_for_the_first_slice_and_removed_with_the_last(node: DemoNode) -> None:
     one = part(node, "quota", index=1, mig_profile="1g.18gb")
     two = part(node, "quota", index=1, mig_profile="1g.18gb")
     other = part(node, "compute", index=1, share_percent=50.0)
@@ -105,7 +105,7 @@ def test_a_shared_instance_is_made_for_the_first_slice_and_removed_with_the_last
     assert not helper_pids(node, "vgpud-mps@")
 
 
-def test_a_quota_inside_an_instance_is_resized_within_it(node: DemoNode) -> None:
+def test_a_quota_inside_a_mig_instance_is_resized_up_to_the_size_of_the_instance(node: DemoNode) -> None:
     held, _ = part(node, "quota"), part(node, "quota", 20)
     with client(node) as calls:
         calls.resize(held.id, memory_bytes=6 * GIB)
@@ -130,7 +130,7 @@ def test_a_restart_of_vgpud_does_not_disturb_tenants_that_share_a_mig_instance(n
         part(node, "compute", share_percent=101.0)
 
 
-def test_a_dead_control_daemon_fails_its_own_instance_only(node: DemoNode) -> None:
+def test_a_dead_mps_control_daemon_fails_only_the_tenants_of_its_own_mig_instance(node: DemoNode) -> None:
     quota = part(node, "quota")
     share = part(node, "compute", share_percent=40.0)
     assert place(quota) != place(share)
@@ -142,7 +142,7 @@ def test_a_dead_control_daemon_fails_its_own_instance_only(node: DemoNode) -> No
     assert fill(node, share)["total_bytes"] <= LIMIT
 
 
-def test_a_second_user_gets_an_instance_of_its_own(node: DemoNode) -> None:
+def test_a_second_user_of_shared_slices_gets_a_mig_instance_of_its_own(node: DemoNode) -> None:
     mine = part(node, "compute", share_percent=40.0, owner_uid=1, owner_gid=1)
     other = part(node, "compute", share_percent=40.0, owner_uid=2, owner_gid=2)
     assert place(mine) != place(other)
@@ -151,7 +151,7 @@ def test_a_second_user_gets_an_instance_of_its_own(node: DemoNode) -> None:
     assert refused.value.code is ErrorCode.NO_CAPACITY
 
 
-def test_after_a_reboot_a_slice_inside_an_instance_is_made_again_or_released(node: DemoNode) -> None:
+def test_after_a_reboot_a_slice_inside_a_mig_instance_is_made_again_or_released(node: DemoNode) -> None:
     held = part(node, "quota")
     node.kill()
     simulate(node, "reboot")
@@ -160,7 +160,7 @@ def test_after_a_reboot_a_slice_inside_an_instance_is_made_again_or_released(nod
     assert standing(node) == {"3g.71gb@4", "2g.35gb@0"}
 
 
-def test_without_permission_of_the_policy_instances_are_not_shared(node: DemoNode) -> None:
+def test_mig_instances_are_not_shared_unless_the_policy_permits_it(node: DemoNode) -> None:
     whole: dict[str, Any] = {"mig_profile": "1g.18gb"}
     for asked in ({}, whole):
         with pytest.raises(VgpuError) as refused:
@@ -168,7 +168,7 @@ def test_without_permission_of_the_policy_instances_are_not_shared(node: DemoNod
         assert refused.value.code is ErrorCode.DENIED_BY_POLICY
 
 
-def test_mps_ls_shows_the_daemon_of_an_instance(node: DemoNode) -> None:
+def test_vgpuctl_mps_ls_shows_the_mps_daemon_of_a_mig_instance(node: DemoNode) -> None:
     share = part(node, "compute", share_percent=40.0)
     with client(node) as calls:
         (daemon,) = calls.list_mps().daemons
@@ -177,7 +177,7 @@ def test_mps_ls_shows_the_daemon_of_an_instance(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_an_interrupted_allocation_inside_an_instance_leaves_nothing(
+def test_an_interrupted_allocation_inside_a_mig_instance_leaves_nothing_behind(
     make_node: NodeMaker, isolation: str
 ) -> None:
     node = make_node(policy=POLICY)
@@ -194,7 +194,9 @@ def test_an_interrupted_allocation_inside_an_instance_leaves_nothing(
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_an_interrupted_release_inside_an_instance_is_finished(make_node: NodeMaker, isolation: str) -> None:
+def test_an_interrupted_release_inside_a_mig_instance_is_finished(
+    make_node: NodeMaker, isolation: str
+) -> None:
     node = make_node(policy=POLICY)
     node.start(fault_point="release.detach-0")
     share = None if isolation == "quota" else 40.0

@@ -60,7 +60,9 @@ def test_compute_instances_are_made_and_destroyed_with_their_tenants(node: DemoN
     assert (list(shown.instances), shown.current) == ([], False), "the last takes the GPU instance along"
 
 
-def test_tenants_outlive_a_restart_and_a_reboot_makes_their_instances_again(node: DemoNode) -> None:
+def test_tenants_outlive_a_restart_of_vgpud_and_a_reboot_makes_their_compute_instances_again(
+    node: DemoNode,
+) -> None:
     node.start()
     held = [allocate(node, "1c.4g.71gb") for _ in range(2)]
     before = parts(node)
@@ -103,7 +105,9 @@ def test_a_vgpud_killed_after_it_made_a_compute_instance_leaves_no_instance(node
 
 
 @pytest.mark.parametrize("point", ["record-intent", "detach-0"])
-def test_a_release_that_is_killed_after_any_step_is_finished(node: DemoNode, point: str) -> None:
+def test_the_release_of_a_compute_instance_that_is_killed_after_any_step_is_finished(
+    node: DemoNode, point: str
+) -> None:
     node.start()
     kept, gone = allocate(node, "1c.3g.71gb"), allocate(node, "1c.3g.71gb")
     node.stop()
@@ -119,7 +123,9 @@ def test_a_release_that_is_killed_after_any_step_is_finished(node: DemoNode, poi
 
 
 @pytest.mark.parametrize("point", ["destroy-9@4", "create-9@4/0@0"])
-def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNode, point: str) -> None:
+def test_a_layout_change_killed_after_a_step_is_finished_by_the_next_start(
+    node: DemoNode, point: str
+) -> None:
     node.start()
     apply(node, "3g.71gb@4 1g.18gb@0")
     kept = device(node).instances[0].uuids[0]
@@ -182,7 +188,7 @@ def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
     assert standing(node) == set()
 
 
-def test_each_tenant_is_listed_in_its_own_compute_instance(node: DemoNode) -> None:
+def test_the_processes_of_each_tenant_are_listed_in_its_own_compute_instance(node: DemoNode) -> None:
     node.start()
     one, two = allocate(node, "1c.3g.71gb"), allocate(node, "1c.3g.71gb")
     tenant = subprocess.Popen(
@@ -211,7 +217,9 @@ def test_each_tenant_is_listed_in_its_own_compute_instance(node: DemoNode) -> No
         tenant.communicate()
 
 
-def test_compute_instances_are_in_mig_parted_files_and_in_vgpuctl(node: DemoNode, tmp_path: Path) -> None:
+def test_compute_instances_are_written_to_mig_parted_files_and_shown_by_vgpuctl(
+    node: DemoNode, tmp_path: Path
+) -> None:
     node.start()
     file = tmp_path / "config.yaml"
     wanted = {"1c.3g.71gb": 3, "2c.4g.71gb": 1}
@@ -251,7 +259,7 @@ def test_a_policy_makes_compute_instances_before_any_door_opens(make_node: NodeM
 
 
 @needs("debian-archive")
-def test_nvidia_smi_lists_the_instances_of_vgpud(node: DemoNode) -> None:
+def test_nvidia_smi_lists_the_compute_instances_that_vgpud_makes(node: DemoNode) -> None:
     """nvidia-smi lists vgpud's instances. vgpud treats instances that nvidia-smi makes as made by others."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)

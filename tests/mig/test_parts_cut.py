@@ -73,7 +73,7 @@ def test_a_change_of_compute_instances_cut_at_any_point_converges_at_the_next_st
     assert at > 3
 
 
-def test_a_transition_changes_only_the_instances_that_differ() -> None:
+def test_a_change_of_layout_touches_only_the_compute_instances_that_differ() -> None:
     """GPU instances that stay divided are kept, and so are the parts that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):
@@ -89,7 +89,7 @@ def test_a_transition_changes_only_the_instances_that_differ() -> None:
         assert inside == {part for part in parts ^ now_parts if part[0] in keys & now - changed}
 
 
-def test_a_transition_keeps_as_many_compute_instances_as_possible() -> None:
+def test_a_change_of_layout_keeps_as_many_compute_instances_as_possible() -> None:
     """Changes 2c and 1c in a 4g into 1c and 1c. Only the 2c is replaced."""
     card, disk = laid_out(("2c.4g.71gb@0", "1c.4g.71gb@0"))
     Node1(card, disk).apply("1c.4g.71gb@0", "1c.4g.71gb@0")
@@ -98,7 +98,9 @@ def test_a_transition_keeps_as_many_compute_instances_as_possible() -> None:
 
 @given(st.randoms(use_true_random=False), st.data())
 @settings(max_examples=examples(20))
-def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data: st.DataObject) -> None:
+def test_a_failed_step_of_a_layout_change_brings_the_old_compute_instances_back(
+    draw: random.Random, data: st.DataObject
+) -> None:
     before, after = drawn(draw), drawn(draw)
     card, disk = laid_out(before)
     first = standing(card)
@@ -117,7 +119,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=examples(30))
-def test_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
+def test_compute_instances_in_use_or_made_by_others_stay(draw: random.Random) -> None:
     """The device has GPU instances of vgpud and of others, with compute instances of both."""
     card, disk = laid_out(drawn(draw))
     keys, parts = standing(card)
@@ -160,7 +162,7 @@ def test_compute_instances_are_made_again_after_a_reboot_and_layout_auto_removes
     assert not disk.originals, "nothing of vgpud is left on record"
 
 
-def test_records_without_instances_are_dropped_at_the_start() -> None:
+def test_the_start_of_vgpud_drops_records_of_compute_instances_that_are_gone() -> None:
     disk = Disk().note(("GPU-0", "9@4:4", ""), ("GPU-0", "9@4:4", "0@1:1"))
     Node1(Card(mode=True), disk).start()
     assert not disk.originals
@@ -195,7 +197,9 @@ def detach(node: Node1, allocation: Allocation) -> None:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
-def test_an_attach_or_detach_cut_anywhere_leaves_nothing_behind(act: Act, beside: bool) -> None:
+def test_an_attach_or_detach_of_a_compute_instance_that_is_cut_anywhere_leaves_nothing_behind(
+    act: Act, beside: bool
+) -> None:
     """The attach or the detach of a tenant is cut at each point. The next start undoes the attach and
     finishes the detach, so both leave nothing. The other tenant keeps running.
     """
