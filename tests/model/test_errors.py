@@ -6,7 +6,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 @pytest.mark.parametrize("characters", [10, 1000, 1_000_000])
-def test_an_errors_texts_are_bounded_whatever_they_quote(characters: int) -> None:
+def test_the_texts_of_an_error_are_bounded_whatever_they_quote(characters: int) -> None:
     """An attack: refusals that quote long texts fill the log."""
     error = VgpuError(ErrorCode.BAD_REQUEST, "x" * characters, "y" * characters)
     for text in (error.sentence, error.hint, str(error)):

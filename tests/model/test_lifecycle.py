@@ -47,14 +47,14 @@ def record_in(phase: Phase, allocation: Allocation | None = None) -> Allocation 
 
 
 @pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.ABSENT])
-def test_the_phase_of_an_allocation_follows_from_its_record_which_has_no_problem(phase: Phase) -> None:
+def test_the_phase_of_an_allocation_follows_from_its_record(phase: Phase) -> None:
     record = record_in(phase)
     assert record is not None
     assert phase_of(record) is phase
     assert list(problems(record)) == []
 
 
-def test_each_phase_is_reached_from_the_first_record_and_leads_to_the_last() -> None:
+def test_each_phase_can_be_reached_from_no_allocation_and_leads_back_to_none() -> None:
     assert _reached(Phase.ABSENT, {(a, b) for (a, _), b in TABLE.items()}) == set(Phase)
     assert _reached(Phase.ABSENT, {(b, a) for (a, _), b in TABLE.items()}) == set(Phase)
 
@@ -66,11 +66,11 @@ def _reached(start: Phase, arrows: set[tuple[Phase, Phase]]) -> set[Phase]:
     return found
 
 
-def test_each_change_is_in_the_table_of_transitions() -> None:
+def test_each_change_of_an_allocation_is_in_the_table_of_transitions() -> None:
     assert {change for _, change in TABLE} == set(Change)
 
 
-def test_each_outcome_except_bound_has_an_event_for_watchers() -> None:
+def test_each_outcome_except_a_new_binding_has_an_event_for_watchers() -> None:
     assert set(EVENT_OF) == set(Change) - INTENTS - {Change.BOUND}
 
 
@@ -99,14 +99,14 @@ def test_an_active_record_with_suspended_processes_is_valid_and_in_phase_resumin
     assert list(problems(half)) == []
 
 
-def test_an_amendment_keeps_the_phase() -> None:
+def test_an_amendment_of_a_record_keeps_the_phase_of_the_allocation() -> None:
     active = record_in(Phase.ACTIVE)
     check_change(active, None, active)
     with pytest.raises(VgpuError, match="an amendment does not lead to failed"):
         check_change(active, None, record_in(Phase.FAILED))
 
 
-def test_a_suspension_by_libvgpu_is_an_eviction() -> None:
+def test_a_suspension_by_libvgpu_is_recorded_as_an_eviction() -> None:
     ends = {phase: suspension_outcome(record) for phase in Phase if (record := record_in(phase)) is not None}
     assert ends[Phase.EVICTED] is Change.EVICTED
     assert ends[Phase.SUSPENDED] is Change.SUSPENDED

@@ -103,7 +103,7 @@ def test_a_refused_size_is_answered_with_a_hint(text: str, sentence: str, hint: 
     assert len(caught.value.sentence) < 200
 
 
-def test_a_fraction_finer_than_28_digits_is_not_rounded_away() -> None:
+def test_digits_beyond_the_28th_of_a_size_are_not_rounded_away() -> None:
     # the default decimal context would round this value to 1 GiB
     with pytest.raises(VgpuError, match="lies between 1073741824 and 1073741825"):
         parse_bytes("1." + "0" * 30 + "1GiB")
@@ -153,7 +153,7 @@ def test_a_size_is_formatted_in_the_largest_unit_that_divides_it(value: int, tex
         (2 * TIB, "2TiB"),
     ],
 )
-def test_a_shown_size_is_rounded(value: int, text: str) -> None:
+def test_a_size_for_display_is_rounded(value: int, text: str) -> None:
     assert show_bytes(value) == text
 
 
@@ -180,7 +180,7 @@ def test_an_impossible_number_of_bytes_is_refused(value: int) -> None:
 
 
 @given(st.text())
-def test_any_text_is_parsed_or_refused(text: str) -> None:
+def test_any_text_is_parsed_as_a_size_or_refused(text: str) -> None:
     for parser in (parse_bytes, Percent.parse):
         try:
             parser(text)
@@ -264,7 +264,7 @@ def test_every_share_is_unchanged_over_the_wire_and_the_lease_page(hundredths: i
 
 
 @given(st.floats())
-def test_any_float_is_a_share_or_refused(value: float) -> None:
+def test_any_float_is_accepted_as_a_share_or_refused(value: float) -> None:
     try:
         share = Percent.from_float(value)
     except VgpuError as error:
@@ -274,7 +274,7 @@ def test_any_float_is_a_share_or_refused(value: float) -> None:
 
 
 @pytest.mark.parametrize("hundredths", [0, -1, 10001])
-def test_a_share_cannot_be_made_out_of_range(hundredths: int) -> None:
+def test_a_share_object_cannot_be_made_with_a_value_out_of_range(hundredths: int) -> None:
     with pytest.raises(VgpuError, match=r"from 0\.01 to 100"):
         Percent(hundredths)
 
