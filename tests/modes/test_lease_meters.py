@@ -32,7 +32,7 @@ def count(usage: Path, nanoseconds: int) -> None:
 
 
 @pytest.mark.parametrize("uid", [os.geteuid(), ANYONE])
-def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, uid: int) -> None:
+def test_meters_of_a_lease_are_read_again_only_after_a_change(tmp_path: Path, uid: int) -> None:
     allocation, usage = lease(tmp_path, uid)
     meters = LeaseMeters(tmp_path)
     first = meters.read(allocation, CARD)
@@ -44,7 +44,7 @@ def test_a_changed_meter_is_read_and_an_unchanged_one_is_reused(tmp_path: Path, 
     assert meters.read(moved, CARD)[0].device_uuid == "GPU-1"
 
 
-def test_false_figures_in_a_lease_count_as_no_more_memory_than_the_card_has(tmp_path: Path) -> None:
+def test_false_figures_in_a_lease_count_at_most_as_the_memory_of_the_card(tmp_path: Path) -> None:
     allocation, usage = lease(tmp_path, os.geteuid())
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_SLOT_HIGH)

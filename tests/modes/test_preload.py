@@ -48,7 +48,7 @@ def test_a_higher_priority_is_a_higher_number_in_the_lease(priority: str, in_lea
     assert [limits.priority for limits in limits_of(held(priority), RULES.__getitem__)] == [in_lease] * 2
 
 
-def test_under_mps_the_lease_has_no_share_and_no_priority() -> None:
+def test_the_lease_of_an_mps_tenant_has_no_share_and_no_priority() -> None:
     allocation = held("below-normal")
     mps = replace(allocation, slices=tuple(replace(part, mode=Mode.MPS) for part in allocation.slices))
     for limits in limits_of(mps, RULES.__getitem__):
@@ -72,7 +72,7 @@ class Watched:
         self.stopped.append(name)
 
 
-def test_a_listing_waits_once_for_an_arbiter_that_hangs(tmp_path: Path) -> None:
+def test_a_listing_of_tenants_waits_only_once_for_an_arbiter_that_hangs(tmp_path: Path) -> None:
     units: Any = Watched()
     paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
     none: Any = None

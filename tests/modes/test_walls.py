@@ -69,7 +69,7 @@ def suspended(name: str, *slices: Slice, gone: int, stays: int) -> Allocation:
         "a whole card",
     ],
 )
-def test_the_limits_of_a_group_are_those_of_its_allocations(
+def test_the_memory_limits_of_a_control_group_are_those_of_its_allocations(
     holders: list[Allocation], own: bool, limits: dict[str, int]
 ) -> None:
     assert wall_limits(holders, DEVICES, own) == {uuid: gib * GIB for uuid, gib in limits.items()}
@@ -134,7 +134,9 @@ def container(cgroup: Path) -> Iterator[Container]:  # noqa: F811
 
 
 @needs("cgroups")
-def test_a_containers_group_has_the_limit_of_its_allocations(container: Container) -> None:
+def test_the_control_group_of_a_container_has_the_memory_limit_of_its_allocations(
+    container: Container,
+) -> None:
     first = container.add("x", part("a", 2))
     second = container.add("y", part("a", 3), part("b", 1))
     assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
@@ -149,7 +151,7 @@ def test_a_containers_group_has_the_limit_of_its_allocations(container: Containe
 
 
 @needs("cgroups")
-def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
+def test_the_memory_wall_of_an_ended_container_is_removed(container: Container) -> None:
     """The wall of an ended container's group is removed. The inode distinguishes the group's folder from a
     later folder with the same name.
     """
@@ -165,7 +167,7 @@ def test_a_container_that_is_gone_has_no_wall(container: Container) -> None:
 
 @needs("cgroups")
 @pytest.mark.parametrize("slices", [(part("a", 1, Mode.EXCLUSIVE),), (part("a", 1), part("gone", 1))])
-def test_an_allocation_has_no_wall_unless_each_of_its_slices_can_have_one(
+def test_an_allocation_has_no_memory_wall_unless_each_of_its_slices_can_have_one(
     container: Container, slices: tuple[Slice, ...]
 ) -> None:
     container.add("x", *slices)
@@ -173,7 +175,7 @@ def test_an_allocation_has_no_wall_unless_each_of_its_slices_can_have_one(
 
 
 @needs("cgroups")
-def test_all_users_can_read_a_group_that_vgpud_makes(container: Container, cgroup: Path) -> None:  # noqa: F811
+def test_all_users_can_read_a_control_group_that_vgpud_makes(container: Container, cgroup: Path) -> None:  # noqa: F811
     """A tenant's programs look for their limits in the group. The umask is that of vgpud's unit."""
     here = Lifetime(os.getpid(), 1)  # the start time is another one, so no process is moved
     request = Request("x", Owner(0, 0), lifetime=here, own_cgroup=True)
