@@ -44,11 +44,11 @@ def test_known_refusals_of_the_control_daemon_are_recognised(recorded: str) -> N
 
 
 @pytest.mark.parametrize("good", ["", "100.0", "2G", "1234\n5678", "ACTIVE"])
-def test_ordinary_answers_are_not_taken_for_refusals(good: str) -> None:
+def test_ordinary_answers_of_the_control_daemon_are_not_taken_for_refusals(good: str) -> None:
     assert answers.refusal(good) is None
 
 
-def test_partitions_are_parsed() -> None:
+def test_the_control_daemons_list_of_partitions_is_parsed() -> None:
     """The table of NVIDIA's MPS guide, and the answers that public scripts for CUDA 13.1 read."""
     table = (
         "GPU           Partition   free   used   free  used  clients\n"
@@ -67,7 +67,7 @@ def test_partitions_are_parsed() -> None:
     assert answers.partition_name(refused) is None and answers.refusal(refused)
 
 
-def test_server_and_client_lists_are_parsed() -> None:
+def test_the_control_daemons_lists_of_servers_and_clients_are_parsed() -> None:
     assert answers.pids("") == ()
     assert answers.pids("1234\n5678\n") == (1234, 5678)
     assert answers.pids("Server 999 not found") == ()
@@ -81,12 +81,12 @@ def test_server_and_client_lists_are_parsed() -> None:
     ("answer", "state"),
     [("ACTIVE", "ACTIVE"), ("FAULT\n", "FAULT"), ("Initializing", "INITIALIZING"), ("?", "")],
 )
-def test_server_states_are_parsed(answer: str, state: str) -> None:
+def test_the_states_of_mps_servers_are_parsed(answer: str, state: str) -> None:
     assert answers.server_state(answer) == state
 
 
 @given(st.integers(1, 10000))
-def test_a_share_equals_only_its_own_value_as_mps_prints_it(hundredths: int) -> None:
+def test_a_share_is_recognised_in_the_rounded_form_that_mps_prints(hundredths: int) -> None:
     """MPS daemons of 535 and 550 print one decimal of a share: 33.3 for 33.33, 12.3 for 12.345."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
@@ -95,7 +95,7 @@ def test_a_share_equals_only_its_own_value_as_mps_prints_it(hundredths: int) -> 
 
 
 @given(st.text(max_size=300))
-def test_parsers_survive_any_answer(text: str) -> None:
+def test_parsers_survive_any_answer_of_the_control_daemon(text: str) -> None:
     answers.clients(text)
     answers.pids(text)
     answers.memory(text)
@@ -107,7 +107,7 @@ def test_parsers_survive_any_answer(text: str) -> None:
     ("capability", "version", "limit"),
     [((6, 1), 0, 16), ((7, 0), 0, 48), ((9, 0), 13000, 48), ((9, 0), 13010, 60), (None, 0, 48)],
 )
-def test_the_client_limit_is_that_of_the_driver(
+def test_the_maximum_number_of_mps_clients_is_that_of_the_driver(
     capability: tuple[int, int] | None, version: int, limit: int
 ) -> None:
     """A V100 (7.0) is a Volta device with 48 clients. NVIDIA's device plugin counts it as older
@@ -116,7 +116,7 @@ def test_the_client_limit_is_that_of_the_driver(
     assert Features(version=version).client_limit(capability) == limit
 
 
-def test_a_silent_daemon_is_reported_once_and_ended_after_its_timeout() -> None:
+def test_a_silent_mps_daemon_is_reported_once_and_ended_after_its_timeout() -> None:
     health = Health()
     assert not health.answered()
     assert [health.silent(now, 30) for now in (0.0, 10.0, 29.0, 30.0)] == [
@@ -152,7 +152,9 @@ class Unit:
     loop: asyncio.AbstractEventLoop
 
 
-def test_the_end_of_a_hanging_daemon_is_recorded_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_hanging_mps_daemon_is_recorded_after_it_has_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
     unit = Unit(events)
     charge = SimpleNamespace(
@@ -178,7 +180,7 @@ def test_the_end_of_a_hanging_daemon_is_recorded_after_it(monkeypatch: pytest.Mo
     assert events == ["stopped", "end MPS daemon", "died"]
 
 
-def test_a_faulted_server_is_reported_once_and_ended_after_its_timeout() -> None:
+def test_a_faulted_mps_server_is_reported_once_and_ended_after_its_timeout() -> None:
     health = Health()
     seen = [health.server(7, "FAULT", now, 30) for now in (0.0, 10.0, 30.0)]
     assert seen == [Verdict.SAY, Verdict.WAIT, Verdict.END]

@@ -24,7 +24,7 @@ NODE = Node(devices=(device(0), device(1)))
 REQUEST = Request("r", Owner(1, 1), GIB, Percent(1000), isolation=Isolation.COMPUTE)
 
 
-def test_a_closed_device_is_not_chosen_and_its_reason_is_given() -> None:
+def test_a_closed_device_is_not_chosen_and_the_decision_names_the_reason() -> None:
     decision = choose(REQUEST, NODE, Policy(), {}, closed={"GPU-00000000": "it is drained"})
     assert [part.device_uuid for part in decision.slices] == ["GPU-00000001"]
     assert decision.reasons[0].sentence == "it is drained"
@@ -81,7 +81,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closed:
     return ask
 
 
-def test_an_mps_device_admits_users_by_its_policy(closed: Closed) -> None:
+def test_the_policy_decides_which_users_share_an_mps_device(closed: Closed) -> None:
     assert closed(1) is None
     assert closed(1, held("a", 1)) is None
     assert closed(2, held("a", 1), held("b", 3)) == (
@@ -92,7 +92,7 @@ def test_an_mps_device_admits_users_by_its_policy(closed: Closed) -> None:
     assert closed(2, held("a", 1), rules=MpsRules(users=Users.MULTI)), "this daemon is not multi-user"
 
 
-def test_allocations_stay_below_the_drivers_client_limit(closed: Closed) -> None:
+def test_the_number_of_mps_allocations_stays_below_the_drivers_client_limit(closed: Closed) -> None:
     many = [held(str(number), 1) for number in range(12)]
     assert closed(1, *many[:11], rules=MpsRules(processes_per_tenant=4)) is None
     assert closed(1, *many, rules=MpsRules(processes_per_tenant=4)) == (

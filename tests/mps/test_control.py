@@ -55,7 +55,7 @@ def limits(mebibytes: int, share: str) -> MpsLimits:
 
 @pytest.mark.parametrize("share", ["100", "50", "12.5", "0.5", "33.33"])
 @pytest.mark.parametrize("mebibytes", [1, 1023, 1024, 4097, 81920])
-def test_accepted_limits_are_compared_in_their_printed_form(
+def test_limits_of_an_mps_daemon_are_compared_in_the_form_that_the_daemon_prints(
     control: MpsControl, mebibytes: int, share: str
 ) -> None:
     control.limit(limits(mebibytes, share), below_normal=True)
@@ -78,7 +78,7 @@ def test_a_refusal_with_exit_status_0_is_recognised(
     assert refused.value.code is ErrorCode.MPS_REFUSED
 
 
-def test_a_new_limit_is_also_set_on_servers_that_already_run(control: MpsControl, tmp_path: Path) -> None:
+def test_a_new_limit_is_also_set_on_mps_servers_that_already_run(control: MpsControl, tmp_path: Path) -> None:
     """A default limit applies only to servers that start later. A running server needs the limit too, or a
     larger tenant would have a smaller tenant's limit.
     """
@@ -98,7 +98,7 @@ def test_a_new_limit_is_also_set_on_servers_that_already_run(control: MpsControl
         ("memory.7", "device pinned mem limit 7 0 '99M' instead of 2048M"),
     ],
 )
-def test_a_limit_that_another_user_changed_is_found(
+def test_a_limit_that_another_user_changed_is_noticed(
     control: MpsControl, tmp_path: Path, name: str, found: str
 ) -> None:
     (tmp_path / "servers").write_text("7\n")
@@ -108,7 +108,7 @@ def test_a_limit_that_another_user_changed_is_found(
     assert control.changed(limits(2048, "50"), below_normal=True) == (found,)
 
 
-def test_a_limit_that_a_server_does_not_read_back_is_an_error(
+def test_a_limit_that_an_mps_server_does_not_report_back_is_an_error(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "servers").write_text("7\n")
@@ -118,7 +118,7 @@ def test_a_limit_that_a_server_does_not_read_back_is_an_error(
         control.limit(limits(2048, "50"))
 
 
-def test_a_server_that_cannot_read_limits_back_is_accepted(
+def test_an_mps_server_that_cannot_report_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that does not answer has not refused its limit: the default was set and read back."""
@@ -134,7 +134,7 @@ def test_a_refused_termination_of_a_client_is_an_error_despite_exit_status_0(con
     assert refused.value.code is ErrorCode.MPS_REFUSED
 
 
-def test_a_dead_daemon_and_a_missing_program_are_reported(control: MpsControl) -> None:
+def test_a_dead_mps_daemon_and_a_missing_control_program_are_reported(control: MpsControl) -> None:
     with pytest.raises(VgpuError, match="Cannot find MPS control daemon") as dead:
         control.ask("ps")
     assert dead.value.code is ErrorCode.HELPER_FAILED
@@ -157,7 +157,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
     eventually(lambda: not is_alive(int(child.read_text())), "the silent daemon's child ends")
 
 
-def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
+def test_the_default_limits_of_an_mps_daemon_are_those_of_its_largest_tenant() -> None:
     small = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent.parse("60"))
     large = Slice("GPU-0", Mode.MPS, 4096 * MIB, Percent.parse("10"))
     assert MpsLimits.largest((small, large)) == limits(4096, "60")
@@ -165,7 +165,7 @@ def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
     assert MpsLimits.largest(()) is None
 
 
-def test_limits_are_printed_in_nvidias_form() -> None:
+def test_memory_limits_are_rounded_as_mps_daemons_print_them() -> None:
     """MPS daemons round GiB down when they print a limit. Measured on 535.309.01 and 550.163.01: 4097M is
     read back as 4G, 1023M as 1023M.
     """

@@ -9,7 +9,7 @@ from vgpud.modes.mps.folders import remove_tenant
 
 
 @needs("root", "fuse")
-def test_root_in_a_container_that_locks_its_folder_in_the_kernel_delays_no_release(tmp_path: Path) -> None:
+def test_a_container_that_locks_its_folder_in_the_kernel_delays_no_release(tmp_path: Path) -> None:
     """Root in a container may list the folder that is mounted into it."""
     folder = tmp_path / "t" / "a1"
     folder.mkdir(parents=True)

@@ -92,19 +92,19 @@ def test_cuda_is_refused_without_an_mps_daemon(node: Node, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_guard_is_transparent_with_an_mps_daemon(node: Node, way: str) -> None:
+def test_the_guard_allows_cuda_while_an_mps_daemon_runs(node: Node, way: str) -> None:
     node.start_daemon()
     assert node.probe("--via", way, "ok") == ("CUDA_SUCCESS", "")
 
 
-def test_a_program_without_the_guard_starts_without_limits(node: Node) -> None:
+def test_a_program_without_the_guard_runs_without_limits(node: Node) -> None:
     """Without the guard a program starts when MPS is down: the driver reports no error, and enforces no
     limits.
     """
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
 
-def test_programs_are_refused_between_a_daemons_death_and_its_restart(node: Node) -> None:
+def test_programs_are_refused_between_the_death_of_the_mps_daemon_and_its_restart(node: Node) -> None:
     node.start_daemon()
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
@@ -128,7 +128,7 @@ def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
 
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, branch: str) -> None:
+def test_the_guard_recognises_the_socket_of_nvidias_mps_daemon(node: Node, branch: str) -> None:
     """NVIDIA's daemon has a SEQPACKET socket, the simulator's a STREAM socket."""
     node.start_daemon(control_program(branch))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
@@ -184,7 +184,7 @@ def filled(node: Node, extra: dict[str, str]) -> int:
     return int(json.loads(done.stdout.splitlines()[-1])["total_bytes"])
 
 
-def test_a_tenants_limits_hold_against_its_environment(node: Node, tenant: Path) -> None:
+def test_limits_of_an_mps_tenant_hold_against_its_environment(node: Node, tenant: Path) -> None:
     node.start_daemon()
     env = hold_to(tenant, 2048, 50, 1)
     usual = filled(node, env)
@@ -220,7 +220,7 @@ def test_a_process_may_lower_its_own_limit(node: Node, tenant: Path) -> None:
     assert node.probe("hold", "1MiB", extra=env)[0] == "CUDA_SUCCESS"
 
 
-def test_limits_of_two_tenants_are_independent(node: Node, tenant: Path) -> None:
+def test_the_limits_of_two_mps_tenants_are_independent(node: Node, tenant: Path) -> None:
     node.start_daemon()
     one, other = hold_to(tenant, 1024, 10, 1), hold_to(tenant.with_name("b"), 1024, 10, 1)
     held = node.holding(one)
@@ -266,7 +266,7 @@ def test_a_tenant_can_write_no_file_of_the_run_folder_and_other_users_can_reach_
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])
-def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) -> None:
+def test_cuda_is_refused_if_the_limits_cannot_be_read(node: Node, tenant: Path, damage: str) -> None:
     """A released allocation has no limits file. A program that starts later with its environment is
     refused.
     """

@@ -152,7 +152,7 @@ def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker)
     assert tenant.end()[0] == 0
 
 
-def test_a_dead_control_daemon_is_reported_closed_and_restarted(make: NodeMaker) -> None:
+def test_a_dead_control_daemon_fails_its_allocations_and_is_reported_and_restarted(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held, other = share(node, 2, 40), share(node, 1, 10)
@@ -217,7 +217,7 @@ def told(node: DemoNode, after: int) -> list[str]:
     return sentences
 
 
-def test_no_program_starts_without_limits(make: NodeMaker) -> None:
+def test_no_program_of_an_mps_tenant_starts_without_limits(make: NodeMaker) -> None:
     """Programs start continuously while the control daemon is killed. Each is limited or refused."""
     node = make(policy=QUICK)
     node.start()
@@ -279,7 +279,7 @@ def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
         assert helper_pids(node, "vgpud-mps@") == {}
 
 
-def test_a_released_mps_allocation_starts_no_program(make: NodeMaker) -> None:
+def test_a_program_cannot_use_cuda_after_its_mps_allocation_is_released(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held, other = share(node, 1, 10), share(node, 1, 10)
@@ -375,7 +375,7 @@ def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -
     assert not list((node.run_dir / "leases").iterdir())
 
 
-def test_the_client_priority_is_the_allocations_or_the_policys(make: NodeMaker) -> None:
+def test_the_client_priority_is_that_of_the_allocation_or_else_of_the_policy(make: NodeMaker) -> None:
     node = make(policy=QUICK + 'client_priority = "below-normal"\n')
     node.start()
     asked = {"": "1", "normal": "0", "below-normal": "1"}
@@ -452,7 +452,7 @@ def test_only_holders_of_a_share_reach_the_mps_pipes(make: NodeMaker) -> None:
     assert users() == [4002]
 
 
-def test_limits_that_another_program_changed_are_set_again_and_told(make: NodeMaker) -> None:
+def test_mps_limits_that_another_program_changed_are_set_again_and_reported(make: NodeMaker) -> None:
     """An attack: on branch 535 any program that reaches the pipe may set limits; here root sets them."""
     node = make(policy=QUICK)
     node.start()
@@ -480,7 +480,7 @@ def test_limits_that_another_program_changed_are_set_again_and_told(make: NodeMa
     assert "set MPS limits" in node.log.read_text()
 
 
-def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
+def test_the_edits_of_an_mps_allocation_name_nothing_of_other_tenants(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     one, two = share(node, 1, 10), share(node, 1, 10)

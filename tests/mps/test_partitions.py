@@ -45,7 +45,7 @@ def name_file(held: pb.Allocation) -> Path:
     return Path(held.edits.host_env["VGPU_MPS_TENANT"]) / "partition"
 
 
-def test_tenants_have_multiprocessors_of_their_own(node: DemoNode) -> None:
+def test_tenants_with_static_partitions_have_multiprocessors_of_their_own(node: DemoNode) -> None:
     """An H200 has 16 chunks of 8 multiprocessors, and 4 multiprocessors that are in no chunk."""
     half, third = share(node, 2, 50), share(node, 2, 33)
     assert [sms(node, held) for held in (half, third)] == [64, 40]
@@ -64,7 +64,7 @@ def test_a_share_of_less_than_a_chunk_is_refused(node: DemoNode) -> None:
     assert sms(node, share(node, 1, 6.25)) == 8
 
 
-def test_a_program_that_drops_the_guard_gets_no_cuda(node: DemoNode) -> None:
+def test_a_program_in_a_static_partition_that_drops_the_guard_gets_no_cuda(node: DemoNode) -> None:
     held = share(node, 2, 50)
     bare = start(node, held, "hold", "1MiB", extra={"LD_PRELOAD": "", "VGPU_MPS_TENANT": ""})
     assert bare.line()["result"] == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
@@ -72,7 +72,7 @@ def test_a_program_that_drops_the_guard_gets_no_cuda(node: DemoNode) -> None:
     assert result(node, held) == "held"
 
 
-def test_partitions_outlive_their_daemon_and_vgpud(node: DemoNode) -> None:
+def test_static_partitions_are_there_again_after_a_restart_of_the_mps_daemon_or_vgpud(node: DemoNode) -> None:
     held, other = share(node, 2, 25), share(node, 2, 75)
     tenant = holding(node, held)
     names = [name_file(one).read_text() for one in (held, other)]
@@ -89,7 +89,9 @@ def test_partitions_outlive_their_daemon_and_vgpud(node: DemoNode) -> None:
     assert len(partitions(node, held).ids) == 2
 
 
-def test_a_daemon_without_partitions_finds_no_names_of_earlier_ones(node: DemoNode) -> None:
+def test_an_mps_daemon_without_partitions_finds_no_partition_names_of_an_earlier_daemon(
+    node: DemoNode,
+) -> None:
     """Another daemon may give the same names to other tenants. Here the policy has changed, too."""
     held = share(node, 2, 50)
     assert sms(node, held) == 64 and name_file(held).exists()
@@ -103,7 +105,7 @@ def test_a_daemon_without_partitions_finds_no_names_of_earlier_ones(node: DemoNo
 
 
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit", "release.record-intent"])
-def test_a_crash_leaves_no_partition_behind(make: NodeMaker, point: str) -> None:
+def test_a_crash_leaves_no_static_partition_behind(make: NodeMaker, point: str) -> None:
     node = make(policy=DIVIDED, driver="595")
     node.start()
     held = share(node, 1, 25)

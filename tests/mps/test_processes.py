@@ -40,7 +40,7 @@ def server(folder: DeviceFolder) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
+def test_the_end_of_mps_servers_is_awaited_for_a_bounded_time(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path)
     program = sys.executable
     ends, stays = server(folder), server(folder)

@@ -117,7 +117,9 @@ def test_a_restarted_vgpud_adopts_the_running_real_daemon(real: Watched, short_f
     play(work)
 
 
-def test_a_start_cut_before_clients_were_admitted_is_finished(real: Watched, short_folder: Path) -> None:
+def test_a_start_of_mps_that_is_cut_before_clients_were_admitted_is_finished(
+    real: Watched, short_folder: Path
+) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
@@ -304,7 +306,7 @@ def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched, logged: lis
     assert audits(logged) == told
 
 
-def test_features_of_the_driver_branches_are_as_recorded() -> None:
+def test_the_control_programs_of_the_driver_branches_have_the_expected_features() -> None:
     found = {name: probe(control_program(name)) for name in ("535", "550")}
     assert [f.memory_limits and f.terminate and f.priority for f in found.values()] == [True, True]
     assert [f.server_status for f in found.values()] == [False, True]
