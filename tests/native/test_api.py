@@ -44,7 +44,9 @@ def complaints(done: "subprocess.CompletedProcess[str]") -> list[str]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("flavour", ["shipped", "sanitized"])
-def test_each_check_of_the_c_program_api_test_passes(lease: Path, check: str, flavour: str) -> None:
+def test_each_check_of_the_c_program_api_test_passes_with_libvgpu_preloaded(
+    lease: Path, check: str, flavour: str
+) -> None:
     tenant = Tenant(lease, (LIBVGPU,) if flavour == "shipped" else sanitized())
     done = tenant.run(TEST_BUILD / "api-test", check)
     assert (done.returncode, complaints(done)) == (0, [])
@@ -56,7 +58,9 @@ LEARNT_MIB = {"driver": 1000, "pitch": 600}
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check != "fork"])
-def test_the_ledger_never_shows_less_than_the_device(lease: Path, tmp_path: Path, check: str) -> None:
+def test_the_memory_ledger_never_shows_less_than_the_driver_has_allocated(
+    lease: Path, tmp_path: Path, check: str
+) -> None:
     """The fake driver compares at every change: a charge is made before the driver allocates, and removed
     after it has freed.
     """
@@ -73,7 +77,7 @@ def test_the_ledger_never_shows_less_than_the_device(lease: Path, tmp_path: Path
     assert uncounted <= LEARNT_MIB.get(check, 0) * MIB
 
 
-def test_a_program_with_its_own_interposer_is_limited(lease: Path) -> None:
+def test_a_program_that_interposes_driver_functions_itself_is_limited(lease: Path) -> None:
     done = Tenant(lease).run(
         TEST_BUILD / "api-test-asan", "ways-in", ASAN_OPTIONS="verify_asan_link_order=0:detect_leaks=0"
     )
@@ -84,7 +88,9 @@ def test_a_program_with_its_own_interposer_is_limited(lease: Path) -> None:
     "way", [["--via", "direct"], ["--via", "dlsym"], ["--via", "proc"]], ids=lambda w: w[1]
 )
 @pytest.mark.parametrize("program", ["vgpu-probe", "vgpu-probe-dl"])
-def test_every_way_to_look_up_the_driver_is_limited(lease: Path, program: str, way: list[str]) -> None:
+def test_a_driver_function_is_limited_however_the_program_looks_it_up(
+    lease: Path, program: str, way: list[str]
+) -> None:
     if program == "vgpu-probe-dl" and way[1] == "direct":
         way = []
     done = Tenant(lease).run(PROBE.with_name(program), *way, "fill", "--piece", "32MiB")
@@ -94,23 +100,23 @@ def test_every_way_to_look_up_the_driver_is_limited(lease: Path, program: str, w
 
 
 @pytest.mark.parametrize("family", ["alloc", "pitch", "managed", "async", "vmm", "array"])
-def test_every_allocation_family_is_limited(lease: Path, family: str) -> None:
+def test_every_family_of_allocation_functions_is_limited(lease: Path, family: str) -> None:
     done = Tenant(lease).run(PROBE, "--family", family, "fill", "--piece", "32MiB")
     line = json.loads(done.stdout)
     assert line["total_bytes"] == (1024 - 64) << 20
 
 
-def test_without_a_lease_calls_pass_through() -> None:
+def test_without_a_lease_driver_calls_pass_through_libvgpu() -> None:
     done = Tenant(None).run(PROBE, "fill", "--piece", "64MiB")
     assert json.loads(done.stdout)["total_bytes"] == 8 * GIB - CONTEXT_BYTES
 
 
-def test_a_program_without_cuda_is_unaffected(lease: Path) -> None:
+def test_a_program_without_cuda_is_unaffected_by_libvgpu(lease: Path) -> None:
     done = Tenant(lease).run("bash", "-c", "ls / >/dev/null; grep -c libcuda /proc/self/maps")
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_an_unknown_driver_function_is_reported(lease: Path) -> None:
+def test_the_lookup_of_a_driver_function_unknown_to_libvgpu_is_reported(lease: Path) -> None:
     """The fake driver has a function that libvgpu does not know. The call passes, and the lease's page names
     it.
     """

@@ -58,7 +58,9 @@ def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return program
 
 
-def test_every_allocation_family_stops_at_the_limit_and_frees(run: Callable[..., dict[str, Any]]) -> None:
+def test_every_family_of_allocation_functions_stops_at_the_limit_and_frees(
+    run: Callable[..., dict[str, Any]],
+) -> None:
     rows = run("memory_exact", "families")["families"]
     assert len(rows) == 10
     for row in rows:
@@ -69,13 +71,13 @@ def test_every_allocation_family_stops_at_the_limit_and_frees(run: Callable[...,
         assert row["stderr"] == ""
 
 
-def test_the_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None:
+def test_the_memory_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None:
     for walk in run("memory_exact", "ledger")["ledger"].values():
         assert walk["rc"] == 0 and walk["checkpoints"] > 60, walk
         assert walk["beyond_2_mib"] == []
 
 
-def test_nvml_never_shows_two_pieces_of_memory_where_programs_hold_one_at_a_time(
+def test_nvml_never_shows_two_pieces_of_memory_if_programs_hold_one_at_a_time(
     run: Callable[..., dict[str, Any]],
 ) -> None:
     """The simulator frees memory before the call returns, so NVML never shows two pieces. A real driver
@@ -85,7 +87,7 @@ def test_nvml_never_shows_two_pieces_of_memory_where_programs_hold_one_at_a_time
     assert figures["samples"] > 100 and figures["over"] == 0, figures
 
 
-def test_memory_stays_below_the_limit_during_calls(
+def test_device_memory_in_use_stays_below_the_limit_during_calls(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
     """Samples the device's use during the calls. On the simulator no call uses more than it requested."""
@@ -117,7 +119,9 @@ def test_limits_hold_under_races_kills_and_a_full_device(
     assert second["ledger_mib"] * MIB < 141 * GIB
 
 
-def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
+def test_programs_compute_the_same_results_with_and_without_a_limit(
+    run: Callable[..., dict[str, Any]],
+) -> None:
     """Runs the same program without a limit, under a lease and under HAMi's variables. A missing feature is
     reported.
     """
@@ -152,7 +156,9 @@ KNOWN = {
 }
 
 
-def test_calls_that_block_in_a_suspended_process_are_reported(node: SimNode, tmp_path: Path) -> None:
+def test_the_program_that_searches_for_blocking_calls_finds_the_known_ones(
+    node: SimNode, tmp_path: Path
+) -> None:
     cache = (BUILD / "CMakeCache.txt").read_text()
     (include,) = re.findall(r"^VGPU_CUDA_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
     words = [str(suspended_calls.build(tmp_path, Path(include))), *KNOWN]
@@ -161,7 +167,7 @@ def test_calls_that_block_in_a_suspended_process_are_reported(node: SimNode, tmp
     assert said == KNOWN
 
 
-def test_a_program_that_fails_leaves_no_child() -> None:
+def test_a_failed_program_of_a_measurement_leaves_no_child_process() -> None:
     script = "sleep 600 >/dev/null 2>&1 & echo $!; exit 1"
     with pytest.raises(subprocess.CalledProcessError) as failed:
         suspended_calls.run_group(["sh", "-c", script])
@@ -169,7 +175,7 @@ def test_a_program_that_fails_leaves_no_child() -> None:
     eventually(lambda: (stat := read_stat(child)) is None or not stat.is_alive, "the child has ended", 20)
 
 
-def test_a_blocking_call_without_a_wrapper_is_named() -> None:
+def test_the_search_for_blocking_calls_names_calls_without_a_wrapper_that_block_or_fail() -> None:
     tried = [
         {"call": "cuLaunchKernel", "it": "blocks", "result": 0},
         {"call": "cuFuncGetAttribute of a kernel", "it": "blocks", "result": 0},
@@ -185,7 +191,7 @@ def test_a_blocking_call_without_a_wrapper_is_named() -> None:
     ]
 
 
-def test_numeric_noise_of_a_program_is_not_reported_as_a_difference() -> None:
+def test_noise_between_two_native_runs_is_not_reported_as_a_difference() -> None:
     """Two runs without libvgpu show the numeric noise of the program itself."""
 
     def run(*numbers: float) -> dict[str, Any]:
@@ -198,7 +204,7 @@ def test_numeric_noise_of_a_program_is_not_reported_as_a_difference() -> None:
     assert verdict({"failed": 1}, [run(1), run(1)]) == verdict(run(1), [{}, {}]) == "no numbers"
 
 
-def test_two_processes_of_an_mps_tenant_share_one_limit(run: Callable[..., dict[str, Any]]) -> None:
+def test_two_processes_of_an_mps_tenant_share_one_memory_limit(run: Callable[..., dict[str, Any]]) -> None:
     """Two MPS processes of one tenant: MPS would limit each separately, and libvgpu limits their sum."""
     mps = run("memory_exact", "mps")["mps"]
     assert mps["said"][0]["total_mib"] == 1600

@@ -81,14 +81,14 @@ def say(node: SimNode, tmp_path: Path) -> Callable[[str], Any]:
     return lambda steps: json.loads(node.python(f"{PROGRAM}\n{steps}\nprint(json.dumps(said))", env))
 
 
-def test_memory_of_a_graph_is_claimed_on_each_of_its_devices(say: Callable[[str], Any]) -> None:
+def test_memory_of_a_cuda_graph_is_charged_on_each_of_its_devices(say: Callable[[str], Any]) -> None:
     steps = """
 both = Graph((0, 640), (1, 32))
 said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
     assert say(steps) == [0, 0, OUT_OF_MEMORY]
 
 
-def test_a_graph_whose_memory_another_graph_holds_needs_free_memory_to_run_again(
+def test_a_cuda_graph_whose_memory_another_graph_holds_needs_free_memory_to_run_again(
     say: Callable[[str], Any],
 ) -> None:
     """The second graph uses the memory of the first graph and keeps it. The first graph can run again, in
@@ -101,7 +101,7 @@ said += [first.launch(), held(), second.free(), first.launch(), held()]"""
     assert say(steps) == [0, 0, 0, 512, OUT_OF_MEMORY, 512, 0, 0, 512]
 
 
-def test_graphs_that_fit_one_after_the_other_run(say: Callable[[str], Any]) -> None:
+def test_cuda_graphs_that_fit_one_after_the_other_run(say: Callable[[str], Any]) -> None:
     """The graphs do not fit together. Each runs in the memory that the previous one has freed."""
     steps = """
 graphs = [Graph((0, size), frees=True) for size in (512, 640, 576)]
@@ -110,14 +110,16 @@ said = [[graph.launch() for graph in graphs] for _ in range(3)] + [held() < 1024
     assert say(steps) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], True]
 
 
-def test_unused_memory_of_graphs_is_given_to_other_allocations(say: Callable[[str], Any]) -> None:
+def test_unused_memory_of_cuda_graphs_is_given_to_other_allocations(say: Callable[[str], Any]) -> None:
     steps = """
 graph = Graph((0, 640), frees=True)
 said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
     assert say(steps) == [0, 640, 0, 0, OUT_OF_MEMORY]
 
 
-def test_graphs_in_turn_on_two_streams_need_no_room_beyond_their_sum(say: Callable[[str], Any]) -> None:
+def test_two_cuda_graphs_that_alternate_on_two_streams_need_no_room_beyond_their_sum(
+    say: Callable[[str], Any],
+) -> None:
     """Two graphs run in turn on two streams. The driver's memory for both is enough, so further launches
     claim none.
     """
@@ -131,7 +133,7 @@ said += [keeper.free(), keeper.launch(other), held()]"""
     assert say(steps) == [0, 0, 512, 0, 0, 0, 0, 0, 0, 512]
 
 
-def test_the_next_graph_can_use_the_memory_of_a_destroyed_graph(say: Callable[[str], Any]) -> None:
+def test_the_next_cuda_graph_can_use_the_memory_of_a_destroyed_one(say: Callable[[str], Any]) -> None:
     steps = """
 assert plain(512) == 0
 said = []
@@ -142,14 +144,18 @@ said.append(held())"""
     assert say(steps) == [0] * 15 + [576]
 
 
-def test_small_allocations_of_a_graph_are_claimed_together(say: Callable[[str], Any]) -> None:
+def test_small_allocations_of_a_cuda_graph_are_charged_by_their_sum_and_not_one_by_one(
+    say: Callable[[str], Any],
+) -> None:
     steps = """
 graph = Graph(*[(0, 1)] * 64)
 said = [plain(1024), graph.launch(), held() <= 128]"""
     assert say(steps) == [0, 0, True]
 
 
-def test_memory_that_a_launch_of_another_thread_may_need_is_not_given_away(say: Callable[[str], Any]) -> None:
+def test_graph_memory_that_a_launch_of_another_thread_may_need_is_not_given_away(
+    say: Callable[[str], Any],
+) -> None:
     """A graph's launch relies on the memory of its last launch. A graph on another stream takes that memory
     meanwhile and keeps it. The room for the first graph is not given to a third allocation.
     """
@@ -173,7 +179,9 @@ said += results + [held(), plain(320)]"""
     assert say(steps) == [0, 0, OUT_OF_MEMORY, 0, 1024, 0]
 
 
-def test_a_trim_leaves_the_room_of_a_launch_of_another_thread(say: Callable[[str], Any]) -> None:
+def test_a_trim_keeps_the_graph_memory_that_a_launch_of_another_thread_needs(
+    say: Callable[[str], Any],
+) -> None:
     steps = """
 entered, go, results = threading.Event(), threading.Event(), []
 def wait():
@@ -193,7 +201,7 @@ said += results + [held(), plain(800)]"""
     assert say(steps) == [0, 0, OUT_OF_MEMORY, 0, 512, 0]
 
 
-def test_a_launch_waits_for_the_memory_of_the_graph_before_it(
+def test_a_graph_launch_waits_for_the_memory_of_the_graph_before_it(
     say: Callable[[str], Any], node: SimNode
 ) -> None:
     """The driver cannot free the memory of a graph that runs. The next graph of the stream would use it."""

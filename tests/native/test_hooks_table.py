@@ -46,7 +46,7 @@ def make(out: Path, cuda: Path, table: Path = TABLE) -> "subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("name", ["cuMemTeleport", "cuMemAlloc_v9"])
-def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str) -> None:
+def test_a_driver_call_missing_from_the_table_of_hooks_fails_the_build(tmp_path: Path, name: str) -> None:
     """A driver call that the table lacks fails the build. A new version of a known call counts as missing,
     because its arguments may differ.
     """
@@ -59,7 +59,7 @@ def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str
     assert not (tmp_path / "out").exists()
 
 
-def test_a_call_that_only_waits_gets_wrappers_for_its_per_thread_twin_and_its_versions(
+def test_a_waiting_call_gets_wrappers_for_all_its_versions_and_per_thread_variants(
     tmp_path: Path,
 ) -> None:
     """A call that only waits during a suspension, and whose memory is not limited, needs one line in the
@@ -91,7 +91,7 @@ def test_a_call_that_only_waits_gets_wrappers_for_its_per_thread_twin_and_its_ve
         ('"gone" = ["cuMemVanished"]', "no prototype of: cuMemVanished"),
     ],
 )
-def test_an_invalid_table_entry_is_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_entry_of_the_table_of_hooks_is_refused(tmp_path: Path, line: str, said: str) -> None:
     table = tmp_path / "hooks.toml"
     table.write_text(TABLE.read_text().replace("[waits]\n", f"[waits]\n{line}\n", 1))
     done = make(tmp_path / "out", nvidia_headers()[0], table)

@@ -44,7 +44,7 @@ print(json.dumps([cuda.cuModuleGetFunction(ctypes.byref(function), module, b"ker
 OUT_OF_MEMORY = 2
 
 
-def test_a_lookup_of_a_function_whose_local_memory_exceeds_the_limit_is_refused_each_time(
+def test_each_lookup_of_a_kernel_whose_local_memory_exceeds_the_limit_is_refused(
     tmp_path: Path,
 ) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
@@ -53,7 +53,7 @@ def test_a_lookup_of_a_function_whose_local_memory_exceeds_the_limit_is_refused_
     assert json.loads(done.stdout) == [OUT_OF_MEMORY] * 3
 
 
-def test_only_the_first_lookup_of_a_function_has_its_memory_measured(tmp_path: Path) -> None:
+def test_memory_is_measured_only_at_the_first_lookup_of_a_kernel_function(tmp_path: Path) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     done = Tenant(lease).run(sys.executable, "-c", PROGRAM)
     assert done.returncode == 0, done.stderr

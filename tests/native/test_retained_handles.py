@@ -36,7 +36,7 @@ print(json.dumps([held_by_its_middle() for _ in range(4)]))
 OUT_OF_MEMORY = 2
 
 
-def test_memory_that_a_retained_handle_holds_stays_charged(sim_node: Make, tmp_path: Path) -> None:
+def test_physical_memory_that_a_retained_handle_holds_stays_charged(sim_node: Make, tmp_path: Path) -> None:
     node = sim_node("h200x1")
     # the limit has room for a context and two allocations of 256 MiB
     limit = DeviceLimits(node.dump()["devices"][0]["uuid"], 1200 * MIB)

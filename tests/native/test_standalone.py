@@ -67,12 +67,12 @@ def info(tenant: Tenant, device: int = 0, /, **env: str) -> dict[str, Any]:
     ("value", "limit"),
     [("1073741824", GIB), ("1048576k", GIB), ("1048576K", GIB), ("300m", 300 * MIB), ("2G", 2 * GIB)],
 )
-def test_a_memory_limit_of_the_environment_is_parsed(scope: dict[str, str], value: str, limit: int) -> None:
+def test_a_memory_limit_in_the_environment_is_parsed(scope: dict[str, str], value: str, limit: int) -> None:
     seen = info(Tenant(None), **scope, **{MEMORY: value})
     assert (seen["total_bytes"], seen["free_bytes"]) == (limit, limit - CONTEXT_BYTES)
 
 
-def test_a_memory_limit_of_the_environment_is_enforced(scope: dict[str, str]) -> None:
+def test_a_memory_limit_in_the_environment_is_enforced(scope: dict[str, str]) -> None:
     done = Tenant(None).run(PROBE, "fill", "--piece", "32MiB", **scope, **{MEMORY: "1g"})
     assert json.loads(done.stdout)["total_bytes"] == GIB - CONTEXT_BYTES
 
@@ -82,7 +82,7 @@ WRONG += ["18446744073709551616", "99999999999999999999g", "1125899906842625", "
 
 
 @pytest.mark.parametrize("variable", [MEMORY, f"{MEMORY}_0", f"{MEMORY}_7"])
-def test_an_invalid_memory_limit_is_refused_at_the_first_call(variable: str) -> None:
+def test_an_invalid_memory_limit_makes_the_first_driver_call_fail(variable: str) -> None:
     for value in WRONG:
         done = Tenant(None).run(PROBE, "info", **{variable: value})
         assert json.loads(done.stdout)["result"] == "CUDA_ERROR_OPERATING_SYSTEM", value
@@ -106,13 +106,13 @@ def test_an_invalid_memory_limit_is_refused_at_the_first_call(variable: str) -> 
         ("GPU_CORE_UTILIZATION_POLICY", "sometimes"),
     ],
 )
-def test_invalid_limits_beside_a_valid_one_are_refused(variable: str, value: str) -> None:
+def test_an_invalid_limit_beside_a_valid_one_is_refused(variable: str, value: str) -> None:
     done = Tenant(None).run(PROBE, "info", **{MEMORY: "1g", variable: value})
     assert done.returncode == 5
     assert f"{variable}={value} is not a limit" in done.stderr
 
 
-def test_each_device_has_its_own_limit(scope: dict[str, str]) -> None:
+def test_each_device_can_have_its_own_memory_limit_in_the_environment(scope: dict[str, str]) -> None:
     env = scope | {MEMORY: "1g", f"{MEMORY}_1": "300m", f"{SHARE}_0": "100", SHARE: "0"}
     assert info(Tenant(None), 0, **env)["total_bytes"] == GIB
     assert info(Tenant(None), 1, **env)["total_bytes"] == 300 * MIB
@@ -123,7 +123,9 @@ def test_a_device_without_a_limit_shows_all_its_memory(scope: dict[str, str]) ->
     assert info(Tenant(None), 0, **env)["total_bytes"] == 8 * GIB
 
 
-def test_processes_share_the_limit_and_a_dead_process_returns_its_memory(scope: dict[str, str]) -> None:
+def test_processes_share_a_limit_of_the_environment_and_a_dead_process_returns_its_memory(
+    scope: dict[str, str],
+) -> None:
     env = scope | {MEMORY: "1g"}
     process = Tenant(None).start(PROBE, "hold", "256MiB", "--then-wait-on-stdin", **env)
     assert process.stdout is not None
@@ -144,13 +146,13 @@ def test_a_shared_memory_folder_writable_by_others_is_refused(scope: dict[str, s
     assert done.returncode == 5 and f"{folder} cannot be used" in done.stderr
 
 
-def test_limits_of_the_environment_are_ignored_with_a_lease(lease: Path) -> None:
+def test_limits_in_the_environment_are_ignored_if_there_is_a_lease(lease: Path) -> None:
     for value in ("100m", "abc"):
         seen = info(Tenant(lease), **{MEMORY: value, SHARE: "5"})
         assert seen["total_bytes"] == GIB
 
 
-def test_no_environment_variable_disables_libvgpu(lease: Path) -> None:
+def test_known_variables_of_other_tools_do_not_disable_libvgpu(lease: Path) -> None:
     off = {"VGPU_DISABLE": "1", "CUDA_DISABLE_CONTROL": "true"}
     assert info(Tenant(lease), **off)["total_bytes"] == GIB
 

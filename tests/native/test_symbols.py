@@ -48,7 +48,7 @@ def test_libvgpu_needs_only_the_c_library() -> None:
     assert {name.split(".")[0] for name in needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64"}
 
 
-def test_musl_programs_start_with_libvgpu_preloaded() -> None:
+def test_musl_has_every_symbol_that_libvgpu_needs_at_load_time() -> None:
     """musl provides the listed libraries itself, and lacks glibc's dynamic loader and its private symbols."""
     needed = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True).stdout
     assert "[ld-linux" not in needed
@@ -58,7 +58,7 @@ def test_musl_programs_start_with_libvgpu_preloaded() -> None:
 
 @needs("musl")
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
-def test_a_musl_program_runs_with_the_library_preloaded(tmp_path: Path, library: str) -> None:
+def test_a_program_linked_with_musl_runs_with_libvgpu_preloaded(tmp_path: Path, library: str) -> None:
     """The program is not limited: musl has its own libc, and NVIDIA's driver needs glibc."""
     source = tmp_path / "program.c"
     source.write_text('#include <stdio.h>\nint main(void) { return puts("ran") < 0 ? 1 : 7; }\n')
@@ -102,6 +102,6 @@ def test_every_function_of_the_driver_is_in_the_table_of_hooks() -> None:
     assert [name for name in names if name not in known] == []
 
 
-def test_pythons_lease_layout_is_the_compilers() -> None:
+def test_the_lease_layout_in_python_equals_that_of_the_c_compiler() -> None:
     done = subprocess.run([BUILD / "bin/vgpu-lease-layout"], capture_output=True, text=True, check=True)
     assert Path(lease_layout.__file__).read_text() == done.stdout

@@ -56,7 +56,7 @@ def slices(sim_node: Make, tmp_path: Path) -> Slices:
 
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_nvidia_smi_shows_the_slice_alone(slices: Slices, branch: str) -> None:
+def test_nvidia_smi_shows_only_the_slice(slices: Slices, branch: str) -> None:
     program = outside.nvidia_smi(branch)
     if program is None:
         unmet("debian-archive", outside.why.get("nvidia-smi"))
@@ -96,7 +96,7 @@ print([d.memory_total() >> 20, d.memory_used() >> 20, d.memory_free() >> 20, sor
 
 
 @needs("python-index")
-def test_nvitop_shows_the_slice_alone(slices: Slices) -> None:
+def test_nvitop_shows_only_the_slice(slices: Slices) -> None:
     folder = outside.python_tools()
     if folder is None:
         unmet("python-index", outside.why.get("python-tools"))
@@ -133,7 +133,7 @@ print(json.dumps([*names, others]))
 """
 
 
-def test_nvml_lists_the_devices_of_the_lease_alone(sim_node: Make, tmp_path: Path) -> None:
+def test_nvml_lists_only_the_devices_of_the_lease(sim_node: Make, tmp_path: Path) -> None:
     """NVML lists only the lease's devices, in NVML's own order, on the host as in a container that has no
     other devices.
     """
@@ -162,7 +162,7 @@ print(json.dumps([[n.nvmlDeviceGetUUID(card) for card in cards], [found(uuid) fo
 """
 
 
-def test_nvml_lists_the_card_alone_for_a_slice_in_a_mig_device(sim_node: Make, tmp_path: Path) -> None:
+def test_nvml_lists_only_the_tenants_own_mig_device_and_its_card(sim_node: Make, tmp_path: Path) -> None:
     """The tenant finds its own MIG device and the card of it, and no other MIG device and no other card."""
     node = sim_node("h200x8")
     made = """import json, pynvml as n
@@ -184,7 +184,7 @@ print(json.dumps([n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(card
     assert json.loads(done.stdout) == [[card], [True, True, False, False]]
 
 
-def test_a_device_outside_the_lease_is_refused_with_the_allocation_named(
+def test_the_refusal_of_a_device_outside_the_lease_names_the_allocation(
     sim_node: Make, tmp_path: Path
 ) -> None:
     node = sim_node("h200x8")

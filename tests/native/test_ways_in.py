@@ -39,7 +39,7 @@ print(json.dumps({"found": found, "pieces": pieces}))
 
 
 @pytest.mark.parametrize("size_gib", [1, 2])
-def test_the_limit_holds_with_per_thread_default_streams(
+def test_the_memory_limit_holds_in_a_program_with_per_thread_default_streams(
     sim_node: Callable[..., SimNode], tmp_path: Path, size_gib: int
 ) -> None:
     node = sim_node("h200x1")
