@@ -33,13 +33,13 @@ class Directory:
         return self.answer
 
 
-def test_root_is_known_by_name_and_with_all_its_groups() -> None:
+def test_the_user_root_is_known_by_name_and_with_all_its_groups() -> None:
     account = directory.account_of(0)
     assert account.user == "root"
     assert account.gids >= {0, *os.getgrouplist("root", 0)}
 
 
-def test_a_uid_without_an_account_is_not_known() -> None:
+def test_a_uid_without_an_account_counts_as_unknown() -> None:
     assert directory.account_of(3_999_999) == UNKNOWN
 
 
@@ -50,7 +50,7 @@ def test_a_name_that_the_host_lacks_is_a_mistake_of_the_policy(tmp_path: Path) -
     assert str(problem).startswith(f"{path}:3: quota[0].users: this host has no user no-such-user")
 
 
-def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it() -> None:
+def test_a_user_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it() -> None:
     directory = Directory()
 
     async def main() -> None:
@@ -67,7 +67,7 @@ def test_an_account_is_looked_up_once_a_minute_and_only_for_rules_that_need_it()
     clock.run(main())
 
 
-def test_an_unknown_account_is_looked_up_again_after_seconds() -> None:
+def test_an_unknown_account_is_looked_up_again_after_some_seconds() -> None:
     directory = Directory(UNKNOWN)
 
     async def main() -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_account_is_looked_up_again_after_seconds() -> None:
     clock.run(main())
 
 
-def test_a_hung_directory_holds_neither_the_threads_of_the_event_loop_nor_its_end() -> None:
+def test_a_directory_service_that_hangs_blocks_neither_the_event_loops_threads_nor_its_end() -> None:
     directory = Directory()
     directory.opened.clear()
 

@@ -98,7 +98,9 @@ def test_repetitions_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: 
     assert counted == [50]
 
 
-def test_repeats_of_a_refused_request_are_forgotten(tmp_path: Path) -> None:
+def test_repeats_of_a_refused_request_are_not_counted_as_repeats_of_a_later_allocation(
+    tmp_path: Path,
+) -> None:
     counted: list[Any] = []
 
     async def scene(w: World) -> None:
@@ -191,7 +193,7 @@ def test_a_drain_leaves_one_audit_line(tmp_path: Path) -> None:
     assert [told(line, "audit", "device") for line in trail(tmp_path, scene)] == [("drain", "GPU-00000000")]
 
 
-def test_a_notice_that_is_in_the_audit_trail_leaves_no_second_log_line(tmp_path: Path) -> None:
+def test_a_notice_that_the_audit_trail_already_has_leaves_no_second_log_line(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         with capture_logs() as lines:
             w.keeper.notices.notice("GPU-00000000", "MPS is back", audited=True)
@@ -203,7 +205,7 @@ def test_a_notice_that_is_in_the_audit_trail_leaves_no_second_log_line(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ActionKind)
-def test_an_action_of_the_start_leaves_one_audit_line_with_its_reason(
+def test_each_automatic_action_at_the_start_leaves_one_audit_line_with_its_reason(
     tmp_path: Path, kind: ActionKind
 ) -> None:
     async def scene(w: World) -> None:
@@ -229,7 +231,7 @@ def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return line
 
 
-def test_repeated_ends_of_a_container_start_one_task(tmp_path: Path) -> None:
+def test_repeated_end_messages_of_a_container_start_only_one_task(tmp_path: Path) -> None:
     """A repeated END call starts no second task while the container's processes run."""
 
     async def scene(w: World) -> None:

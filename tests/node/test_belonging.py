@@ -101,7 +101,7 @@ def held(uid: int = TENANT, cgroup: str = "") -> Allocation:
     return Allocation("a1", request, State.ACTIVE, (Slice("GPU-1", Mode.EXCLUSIVE, GIB),))
 
 
-def test_a_process_of_the_owners_uid_belongs_to_the_tenant_and_another_users_does_not() -> None:
+def test_a_process_of_the_owners_uid_belongs_to_the_tenant_and_one_of_another_user_does_not() -> None:
     with running(AS_USER, TENANT, TENANT) as process:
         assert belongs(process, held())
         assert not belongs(process, held(STRANGER))
@@ -143,7 +143,7 @@ def test_a_process_with_the_lease_mounted_at_its_container_path_belongs_to_the_t
 
 
 @needs("namespaces")
-def test_mounts_are_read_up_to_a_bounded_length() -> None:
+def test_the_mounts_of_a_process_are_read_up_to_a_bounded_length() -> None:
     """An attack: a user's process with 73 MiB of mounts would hold the event loop for 0.9 s."""
     head, mounts_lease, rest = WITH_THE_LEASE.partition("os.makedirs(sys.argv[1])")
     with running(head + AND_MANY_MOUNTS + mounts_lease + rest, CONTAINER_LEASE, "a1") as late:
@@ -172,6 +172,6 @@ def test_a_process_of_a_user_that_mounts_a_forged_lease_does_not_belong_to_the_t
 
 
 @needs("namespaces", "user-namespaces")
-def test_a_sandbox_inside_a_pod_belongs_to_the_pod() -> None:
+def test_a_process_in_a_sandbox_inside_a_pod_belongs_to_the_pod() -> None:
     with running(SANDBOX_IN_A_CONTAINER) as process:
         assert belongs(process, held(ANYONE)) and not belongs(process, held())

@@ -11,7 +11,7 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.node.store.book import Book
 
 
-def test_a_suspended_whole_card_cannot_return_to_a_card_with_tenants() -> None:
+def test_a_suspended_tenant_of_a_whole_card_cannot_return_to_a_card_with_tenants() -> None:
     book = Book()
     here, there = device(0).uuid, device(1).uuid
     both = tuple(Slice(uuid, Mode.EXCLUSIVE, 80 * GIB) for uuid in (there, here))

@@ -68,7 +68,7 @@ async def made(
 
 
 @in_a_loop
-async def test_the_probe_runs_once_a_boot(tmp_path: Path) -> None:
+async def test_the_engine_probe_runs_once_a_boot(tmp_path: Path) -> None:
     first = await made(tmp_path)
     await first.engines.settle(UUID)
     await first.engines.settle(UUID)
@@ -86,7 +86,7 @@ async def test_the_probe_runs_once_a_boot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"boot": "boot 2"}, {"driver": "590.2"}])
 @in_a_loop
-async def test_the_probe_runs_again_after_a_boot_and_a_driver_change(
+async def test_the_engine_probe_runs_again_after_a_boot_and_after_a_driver_change(
     tmp_path: Path, change: dict[str, str]
 ) -> None:
     first = await made(tmp_path)
@@ -117,7 +117,9 @@ async def test_the_engine_of_a_device_does_not_change_while_it_has_tenants(tmp_p
 
 @pytest.mark.parametrize("able", [True, False])
 @in_a_loop
-async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, able: bool) -> None:
+async def test_another_driver_version_is_probed_although_allocations_are_kept(
+    tmp_path: Path, able: bool
+) -> None:
     """Another driver version is probed although allocations are kept. A driver's modules cannot be replaced
     while a tenant's process lives, so the probe disturbs no process.
     """
@@ -132,7 +134,7 @@ async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, a
 
 
 @in_a_loop
-async def test_tenants_older_than_the_choice_of_an_engine_keep_the_gate(tmp_path: Path) -> None:
+async def test_tenants_from_a_version_without_engines_keep_the_gate(tmp_path: Path) -> None:
     one = await made(tmp_path)
     assert await one.engines.resume([UUID]) == frozenset()
     await one.engines.settle(UUID)
@@ -142,14 +144,14 @@ async def test_tenants_older_than_the_choice_of_an_engine_keep_the_gate(tmp_path
 
 
 @in_a_loop
-async def test_the_probe_does_not_run_where_the_policy_sets_the_gate(tmp_path: Path) -> None:
+async def test_the_engine_probe_does_not_run_if_the_policy_sets_engine_gate(tmp_path: Path) -> None:
     one = await made(tmp_path, "gate")
     await one.engines.settle(UUID)
     assert one.word() == "gate" and one.probe.asked == [] and one.told == []
 
 
 @in_a_loop
-async def test_a_refusal_is_reported_once_and_the_tenant_has_the_gate(tmp_path: Path) -> None:
+async def test_an_engine_probe_that_selects_the_gate_is_reported_once(tmp_path: Path) -> None:
     refused = replace(PROVED, engine=Engine.GATE, why="status 0x56")
     one = await made(tmp_path, probe=FakeProbe(refused))
     for _ in range(2):
@@ -160,7 +162,7 @@ async def test_a_refusal_is_reported_once_and_the_tenant_has_the_gate(tmp_path: 
 
 
 @in_a_loop
-async def test_a_probe_that_could_not_start_runs_again(tmp_path: Path) -> None:
+async def test_an_engine_probe_that_could_not_start_runs_again(tmp_path: Path) -> None:
     failed = replace(PROVED, engine=Engine.GATE, failed=True, why="it does not start")
     one = await made(tmp_path, probe=FakeProbe(failed))
     for _ in range(2):

@@ -41,7 +41,7 @@ async def reading(hub: Hub, after: int) -> tuple[AsyncIterator[Seen], asyncio.Ta
     return stream, waiting
 
 
-def test_a_watch_continues_from_history_to_live_events_without_gap_or_repeat() -> None:
+def test_a_watch_goes_from_old_to_live_events_without_gap_or_repeat() -> None:
     """Events published while the history is read are in the history and in the live stream, and are sent
     once.
     """
@@ -61,7 +61,7 @@ def test_a_watch_continues_from_history_to_live_events_without_gap_or_repeat() -
     clock.run(work())
 
 
-def test_a_long_history_is_read_in_pages() -> None:
+def test_a_long_history_of_events_is_read_in_pages() -> None:
     asked: list[tuple[int, int]] = []
 
     async def history(after: int, most: int) -> tuple[Event, ...]:
@@ -100,7 +100,7 @@ def test_an_event_older_than_the_kept_ones_comes_without_its_allocation(
     clock.run(work())
 
 
-def test_a_watcher_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_does_not_read_its_events_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_QUEUE", 4)
 
     async def work() -> None:
@@ -148,7 +148,7 @@ def test_a_watch_with_a_full_queue_ends_without_a_gap(
     clock.run(work())
 
 
-def test_events_of_an_allocation_belong_to_its_quota_owner_not_to_its_owner(tmp_path: Path) -> None:
+def test_events_of_an_allocation_belong_to_its_quota_owner_and_not_to_its_owner(tmp_path: Path) -> None:
     """An attack: with a subordinate uid for each allocation a user would be 65 536 users of the history."""
 
     async def work() -> None:

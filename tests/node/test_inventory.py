@@ -30,7 +30,7 @@ class Numbered(FakeGateway):
         return Node(driver_version=str(number))
 
 
-def test_callers_that_wait_for_a_snapshot_share_the_next() -> None:
+def test_callers_that_ask_during_a_snapshot_share_the_next_one() -> None:
     async def work() -> None:
         gateway = Numbered()
         gateway.gates = {1: clock.Gate(), 2: clock.Gate()}
@@ -51,7 +51,7 @@ def test_callers_that_wait_for_a_snapshot_share_the_next() -> None:
     clock.run(work())
 
 
-def test_a_change_at_the_end_of_a_snapshot_gets_a_snapshot_of_its_own() -> None:
+def test_a_refresh_requested_at_the_end_of_a_snapshot_takes_a_new_snapshot() -> None:
     async def work() -> None:
         gateway = FakeGateway(Node(devices=(device(0),)))
         inventory = inventory_of(gateway)

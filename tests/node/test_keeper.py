@@ -110,7 +110,7 @@ def test_a_failed_undo_of_an_allocation_is_retried(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None:
+def test_an_unwritable_folder_of_cdi_specs_undoes_the_allocation(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             (tmp_path / "cdi").write_text("in the way")
@@ -124,7 +124,7 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
 
 
 @needs("root", "fuse")
-def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_other_call(tmp_path: Path) -> None:
+def test_a_user_that_locks_the_cdi_folder_in_the_kernel_delays_no_other_call(tmp_path: Path) -> None:
     """A user keeps the spec folder locked. Allocations are refused, although their writes may end later. When
     the lock is gone, no spec of a refused allocation is left, and the next allocation is made.
     """
@@ -167,7 +167,7 @@ def test_concurrent_requests_never_exceed_the_devices_memory(tmp_path: Path) -> 
     clock.run(work())
 
 
-def test_only_the_owner_or_root_releases(tmp_path: Path) -> None:
+def test_only_the_owner_or_root_can_release_an_allocation(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -248,7 +248,7 @@ def test_a_request_that_arrives_while_its_device_leaves_the_mode_is_served(tmp_p
     clock.run(work())
 
 
-def test_a_resize_grows_and_shrinks_and_is_refused_above_the_capacity(tmp_path: Path) -> None:
+def test_a_resize_grows_or_shrinks_an_allocation_and_is_refused_above_the_capacity(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -280,7 +280,7 @@ def test_a_missing_driver_is_an_error_of_the_request(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
+def test_watchers_get_each_event_once_and_in_order(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             first = await w.keeper.allocate(request("a"))
@@ -316,7 +316,7 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_lost_device_fails_its_allocations_alone(tmp_path: Path) -> None:
+def test_a_lost_device_fails_only_its_own_allocations(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             uuids = [d.uuid for d in w.gateway.node.devices]
@@ -332,7 +332,7 @@ def test_a_lost_device_fails_its_allocations_alone(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_an_intent_that_cannot_be_written_leaves_the_book_unchanged(
+def test_an_intent_that_cannot_be_written_to_the_ledger_leaves_the_book_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -352,7 +352,7 @@ def test_an_intent_that_cannot_be_written_leaves_the_book_unchanged(
     clock.run(work())
 
 
-def test_a_request_waits_for_the_room_that_a_release_is_making(tmp_path: Path) -> None:
+def test_a_request_waits_for_the_memory_that_a_release_is_about_to_free(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             first = await w.keeper.allocate(request("a", gib=80))

@@ -147,7 +147,7 @@ async def needs_room(folder: Path, leases: Leases, way: Way) -> float:
 
 
 @pytest.mark.parametrize("way", [allocated, resized, resumed, moved])
-def test_memory_kept_on_the_device_is_evicted_before_another_tenant_gets_the_room(
+def test_memory_that_a_suspended_tenant_keeps_is_evicted_before_another_gets_its_room(
     tmp_path: Path, way: Way
 ) -> None:
     leases = Leases()
@@ -160,7 +160,7 @@ def test_memory_kept_on_the_device_is_evicted_before_another_tenant_gets_the_roo
 
 
 @pytest.mark.parametrize("liars", [set(), {"first"}])
-def test_a_change_that_needs_room_waits_a_bounded_time_for_the_eviction(
+def test_a_change_that_needs_the_room_of_kept_memory_waits_a_bounded_time_for_its_eviction(
     tmp_path: Path, liars: set[str]
 ) -> None:
     leases = Leases()

@@ -13,7 +13,7 @@ def of(pid: int) -> Lifetime:
     return Lifetime(pid, start_ticks(pid) or 0)
 
 
-def test_the_end_of_a_process_is_reported_once() -> None:
+def test_the_end_of_a_watched_process_is_reported_once() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)
@@ -33,7 +33,7 @@ def test_the_end_of_a_process_is_reported_once() -> None:
     clock.run(work())
 
 
-def test_a_process_that_has_ended_or_whose_pid_is_reused_is_reported_at_once() -> None:
+def test_a_process_that_has_already_ended_or_whose_pid_is_reused_is_reported_at_once() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)
@@ -50,7 +50,7 @@ def test_a_process_that_has_ended_or_whose_pid_is_reused_is_reported_at_once() -
     clock.run(work())
 
 
-def test_the_end_of_a_forgotten_process_is_not_reported() -> None:
+def test_the_end_of_a_process_that_is_no_longer_watched_is_not_reported() -> None:
     async def work() -> None:
         told: list[str] = []
         lifetimes = Lifetimes(told.append)
@@ -65,7 +65,7 @@ def test_the_end_of_a_forgotten_process_is_not_reported() -> None:
     clock.run(work())
 
 
-def test_a_zombie_counts_as_ended() -> None:
+def test_a_zombie_process_counts_as_ended() -> None:
     child = subprocess.Popen(["true"])
     bound = of(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -12,7 +12,7 @@ from vgpud.model.tenancy import Mode
 from vgpud.model.view import Vitals
 
 
-def test_concurrent_readers_share_a_reading(tmp_path: Path) -> None:
+def test_concurrent_readers_of_the_meters_share_a_reading(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r1"))
@@ -27,7 +27,7 @@ def test_concurrent_readers_share_a_reading(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_slice_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+def test_an_allocation_whose_meters_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             await w.keeper.allocate(request("r1"))
@@ -53,7 +53,7 @@ class Hanging(FakeGateway):
         return Vitals(temperature_celsius=40)
 
 
-def test_a_reading_waits_half_a_second_for_hardware_that_hangs(tmp_path: Path) -> None:
+def test_a_reading_waits_half_a_second_each_for_snapshot_and_sensors_of_hung_hardware(tmp_path: Path) -> None:
     async def work() -> None:
         gateway = Hanging()
         async with world(tmp_path, gateway) as w:

@@ -102,7 +102,7 @@ def uuid(index: int) -> str:
     return NODE.devices[index].uuid
 
 
-def test_the_driver_is_not_called_until_the_moved_tenant_is_resumed(tmp_path: Path) -> None:
+def test_moves_of_a_suspended_tenant_call_the_driver_only_at_its_resume(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             for to in (1, 2):
@@ -120,7 +120,7 @@ def test_the_driver_is_not_called_until_the_moved_tenant_is_resumed(tmp_path: Pa
     clock.run(work())
 
 
-def test_a_tenant_that_fails_to_attach_stays_on_its_device(
+def test_a_suspended_tenant_that_cannot_be_attached_to_the_new_device_stays_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -207,7 +207,7 @@ def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_two_concurrent_resumes_run_once(tmp_path: Path) -> None:
+def test_of_two_concurrent_resumes_only_one_runs(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             both = [w.keeper.resume(away.id, OWNER) for _ in range(2)]
@@ -241,7 +241,9 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
             child.kill()
 
 
-def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
+def test_a_suspended_tenant_of_a_whole_card_moves_to_a_card_in_use_without_changing_its_mode(
+    tmp_path: Path,
+) -> None:
     async def work() -> None:
         async with sleeping(tmp_path, isolation=Isolation.DEVICE, memory_bytes=None) as (w, _, away):
             there = next(uuid(i) for i in range(4) if uuid(i) not in devices_of(away))

@@ -200,7 +200,7 @@ def overlap(one: Span, other: Span) -> bool:
     return one.began < other.ended and other.began < one.ended
 
 
-def test_moves_of_three_tenants_overlap_in_the_driver_the_link_and_the_host_buffer(
+def test_the_moves_of_three_tenants_overlap_in_the_driver_the_link_and_the_host_buffer(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -224,7 +224,7 @@ def test_moves_of_three_tenants_overlap_in_the_driver_the_link_and_the_host_buff
     clock.run(work())
 
 
-def test_a_tenant_is_stopped_only_when_its_buffer_is_made(tmp_path: Path) -> None:
+def test_a_moving_tenant_is_stopped_only_when_its_host_buffer_is_made(tmp_path: Path) -> None:
     async def work() -> None:
         async with node(tmp_path) as n:
             await n.add("first", 0)
@@ -235,7 +235,7 @@ def test_a_tenant_is_stopped_only_when_its_buffer_is_made(tmp_path: Path) -> Non
     clock.run(work())
 
 
-def test_a_buffer_that_does_not_grow_is_left_to_the_eviction(
+def test_a_move_goes_on_if_the_host_buffer_is_not_made_in_advance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -264,7 +264,7 @@ def test_a_drain_moves_at_most_four_tenants_at_once(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_user_with_many_moves_delays_another_by_one(tmp_path: Path) -> None:
+def test_a_user_with_many_moves_delays_the_move_of_another_user_by_at_most_one(tmp_path: Path) -> None:
     async def work() -> None:
         async with node(tmp_path) as n:
             many = [f"t{number}" for number in range(5)]
@@ -321,7 +321,7 @@ def test_a_move_that_hangs_does_not_delay_moves_to_other_devices(tmp_path: Path)
 
 
 @pytest.mark.parametrize("hangs", ["leaving", "arriving"])
-def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a_bounded_time(
+def test_a_stopped_tenant_whose_move_goes_between_devices_occupies_the_driver_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     async def work() -> None:
@@ -352,7 +352,7 @@ def test_a_stopped_tenant_that_goes_from_device_to_device_holds_the_driver_for_a
     clock.run(work())
 
 
-def test_a_tenant_that_does_not_park_its_memory_in_time_goes_by_the_host_once(
+def test_the_next_move_after_memory_was_not_parked_in_time_goes_through_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -372,7 +372,7 @@ def test_a_tenant_that_does_not_park_its_memory_in_time_goes_by_the_host_once(
     clock.run(work())
 
 
-def test_the_program_that_copied_memory_ends_when_the_memory_has_come_to_its_place(
+def test_the_program_that_copied_a_tenants_memory_ends_after_the_tenant_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -395,7 +395,7 @@ def test_the_program_that_copied_memory_ends_when_the_memory_has_come_to_its_pla
 
 
 @pytest.mark.parametrize("fails", [0, 1])
-def test_a_move_whose_copy_fails_is_tried_once_by_the_host(
+def test_a_move_whose_copy_between_devices_fails_is_tried_once_through_host_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
     async def work() -> None:
@@ -429,7 +429,7 @@ def test_a_move_whose_copy_fails_is_tried_once_by_the_host(
     clock.run(work())
 
 
-def test_a_direct_move_is_refused_where_the_host_has_no_memory_for_what_cannot_be_parked(
+def test_a_direct_move_is_refused_if_the_host_lacks_memory_for_what_cannot_be_parked(
     tmp_path: Path,
 ) -> None:
     async def work() -> None:
@@ -482,7 +482,7 @@ def test_an_open_move_is_ended_when_its_memory_is_back_and_retried_after_a_failu
     clock.run(work())
 
 
-def test_the_daemon_watches_suspended_and_moved_tenants(
+def test_the_daemon_runs_the_loops_that_watch_suspended_and_moved_tenants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -556,7 +556,7 @@ def bounded(bytes_: int) -> str:
     return f'{POLICY}host_memory = "{bytes_ // MIB}MiB"\n'
 
 
-def test_host_memory_for_one_move_is_enough_for_the_next_move_of_that_tenant(tmp_path: Path) -> None:
+def test_the_host_buffer_of_one_move_serves_the_tenants_next_moves(tmp_path: Path) -> None:
     """The buffer of the first move stays, and serves the next moves."""
 
     async def work() -> None:
@@ -618,7 +618,7 @@ def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     clock.run(work())
 
 
-def test_a_tenant_that_grew_in_a_drain_is_tried_again_when_the_others_have_ended(
+def test_a_tenant_that_grew_during_a_drain_is_moved_again_after_the_other_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Host memory for the tenant that grew is ordered anew when its buffer is made, and is too little. What
@@ -647,7 +647,7 @@ def test_a_tenant_that_grew_in_a_drain_is_tried_again_when_the_others_have_ended
     clock.run(work())
 
 
-def test_a_drain_says_that_all_other_devices_are_drained(
+def test_a_drain_reports_that_all_other_devices_are_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -661,7 +661,7 @@ def test_a_drain_says_that_all_other_devices_are_drained(
     clock.run(work())
 
 
-def test_a_defrag_for_more_than_any_card_has_says_so(tmp_path: Path) -> None:
+def test_a_defrag_for_more_memory_than_any_card_has_is_refused_with_that_reason(tmp_path: Path) -> None:
     async def work() -> None:
         async with node(tmp_path) as n:
             await n.add("first", 0)
@@ -672,7 +672,7 @@ def test_a_defrag_for_more_than_any_card_has_says_so(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_refused_move_leaves_no_buffer(tmp_path: Path) -> None:
+def test_a_refused_move_leaves_no_host_buffer(tmp_path: Path) -> None:
     async def work() -> None:
         async with node(tmp_path, bounded(HELD // 2)) as n:
             await n.add("first", 0)

@@ -26,19 +26,21 @@ def report(folder: Path, before: str, after: str) -> ReloadReport:
     return reload_report(loaded(folder, before), loaded(folder, after), NODE, HELD)
 
 
-def test_a_change_of_engine_waits_for_the_tenants(tmp_path: Path) -> None:
+def test_a_change_of_the_compute_engine_waits_for_the_end_of_tenants(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"')
     assert said.waiting == ("device 0: preload.engine: auto becomes gate when its 1 allocation is gone",)
     assert said.done == ()
 
 
-def test_settings_changed_beside_the_engine_are_reported_as_done(tmp_path: Path) -> None:
+def test_settings_changed_together_with_the_engine_are_reported_as_done(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"\npreload.max_tenants = 8')
     assert said.done == ("device 0: preload.max_tenants: 64 becomes 8",)
     assert len(said.waiting) == 1
 
 
-def test_a_reload_that_changes_the_mode_reports_other_changes_of_the_rule_too(tmp_path: Path) -> None:
+def test_a_policy_reload_that_changes_a_mode_also_reports_the_other_changes_of_the_rule(
+    tmp_path: Path,
+) -> None:
     said = report(tmp_path, "", '[[device]]\nmode = "preload"\npreload.max_tenants = 8\non_sick = "move"')
     assert said.done == (
         "device 0: mode auto becomes preload",
@@ -57,7 +59,7 @@ def test_a_change_that_several_devices_have_in_common_is_reported_once(tmp_path:
     )
 
 
-def test_a_reload_reports_that_preload_turn_makes_memory_evictable(tmp_path: Path) -> None:
+def test_a_policy_reload_reports_that_preload_turn_makes_memory_evictable(tmp_path: Path) -> None:
     said = report(tmp_path, "", '[[device]]\npreload.turn = "30s"')
     assert "device 0: preload.evictable: false becomes true" in said.done
     before, after = "preload.evictable = true", 'preload.idle_suspend = "60s"'
@@ -65,7 +67,7 @@ def test_a_reload_reports_that_preload_turn_makes_memory_evictable(tmp_path: Pat
     assert said.done == ("device 0: preload.idle_suspend: off becomes 1min",)
 
 
-def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:
+def test_a_policy_reload_names_each_changed_key_that_concerns_the_whole_node(tmp_path: Path) -> None:
     said = report(tmp_path, "", "[runtime]\nusers = true\n[[quota]]\nmax_devices = 3")
     assert said.done == (
         "runtime.users: false becomes true",
@@ -73,7 +75,9 @@ def test_a_reload_names_each_changed_key_of_the_node(tmp_path: Path) -> None:
     )
 
 
-def test_a_reload_says_what_waits_for_a_restart_of_the_door(tmp_path: Path) -> None:
+def test_a_policy_reload_says_which_remote_settings_wait_for_a_restart_of_their_service(
+    tmp_path: Path,
+) -> None:
     before, after = ('[remote]\nserver = "/a"\ngrace = "5s"', '[remote]\nserver = "/b"\ngrace = "9s"')
     assert report(tmp_path, before, after).done == (
         "remote.server: /a becomes /b",

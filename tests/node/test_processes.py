@@ -18,7 +18,7 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 @pytest.mark.parametrize(
     ("is_marked", "is_silent", "is_past"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
+def test_a_process_that_libvgpu_does_not_count_is_listed_as_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
     """A process that its mode does not count exceeds its limits if its tenant is marked. If the mode does not
@@ -44,7 +44,7 @@ def test_an_uncounted_process_is_past_its_limits_if_its_tenant_is_marked(
 
 
 @pytest.mark.parametrize(("is_silent", "mode"), [(True, "preload"), (False, "")])
-def test_a_process_of_no_known_allocation_names_the_mode_that_did_not_answer(
+def test_a_process_of_unknown_allocation_is_listed_with_the_mode_that_did_not_answer(
     tmp_path: Path, is_silent: bool, mode: str
 ) -> None:
     async def work() -> None:

@@ -40,7 +40,7 @@ def full() -> VgpuError:
 # --- resize
 
 
-def test_a_resize_that_cannot_be_put_in_force_leaves_the_old_size(tmp_path: Path) -> None:
+def test_a_resize_that_cannot_be_applied_leaves_the_old_size(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
@@ -198,7 +198,7 @@ async def two_on_one_device(w: World) -> tuple[str, str]:
     return first.id, second.id
 
 
-def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
+def test_a_release_while_a_device_fails_does_not_keep_its_other_allocations_from_failing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -224,7 +224,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
     clock.run(work())
 
 
-def test_a_failure_recorded_late_does_not_cancel_a_release(
+def test_recording_a_failure_late_does_not_cancel_a_release_that_began_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The release of the second allocation begins while vgpud records the failure of both."""
@@ -275,7 +275,7 @@ def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path)
     clock.run(work())
 
 
-def test_a_device_leaves_the_mode_that_it_kept_for_an_allocation_that_failed(
+def test_a_device_leaves_its_mode_after_the_allocation_that_kept_it_there_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last allocation of the mode is released while a new one is booked, whose intent then cannot be
@@ -317,7 +317,7 @@ NAMELESS = (
 )
 
 
-def test_a_process_with_a_name_of_any_bytes_is_read(tmp_path: Path) -> None:
+def test_a_process_whose_name_has_any_bytes_can_be_read(tmp_path: Path) -> None:
     """A process may have a name of any bytes: PR_SET_NAME takes them, and /proc/PID/stat shows them
     (proc(5)).
     """
@@ -387,7 +387,7 @@ def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path
 
 
 @needs("root", "fuse")
-def test_a_user_that_locks_the_spec_folder_in_the_kernel_delays_no_start(tmp_path: Path) -> None:
+def test_a_user_that_locks_the_cdi_folder_in_the_kernel_delays_no_start_of_vgpud(tmp_path: Path) -> None:
     """A user keeps the spec folder locked. The start cannot remove an orphan there, and goes on."""
 
     async def work() -> None:

@@ -132,7 +132,7 @@ def test_an_idle_tenant_is_suspended_after_the_idle_time_and_not_before(tmp_path
     play(tmp_path, IDLE, scene)
 
 
-def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
+def test_a_working_tenant_is_not_suspended_as_idle(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
         card.works.add("a")
@@ -145,7 +145,7 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
     play(tmp_path, IDLE, scene)
 
 
-def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
+def test_the_idle_rule_goes_on_after_a_release_while_activity_is_read(tmp_path: Path) -> None:
     """An allocation is released while the loop reads its activity. The loop must go on with the
     other tenants.
     """
@@ -160,7 +160,7 @@ def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Pa
     play(tmp_path, IDLE, scene)
 
 
-def test_an_idle_suspended_tenant_is_resumed_when_it_calls_the_driver(tmp_path: Path) -> None:
+def test_a_tenant_suspended_as_idle_is_resumed_when_it_calls_the_driver(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
         await clock.passed(HOUR)
@@ -186,7 +186,7 @@ def test_an_idle_suspension_and_its_resume_leave_an_audit_line_each(tmp_path: Pa
     assert all(line["door"] == "vgpud" and line["reason"].startswith("residency: ") for line in told)
 
 
-def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -> None:
+def test_a_failed_suspension_is_tried_again_after_a_pause(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
         card.fails = True
@@ -204,7 +204,7 @@ def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -
     play(tmp_path, IDLE, scene)
 
 
-def test_the_back_off_lasts_as_long_as_the_failed_suspension(tmp_path: Path) -> None:
+def test_the_pause_after_a_failed_suspension_lasts_as_long_as_the_suspension_did(tmp_path: Path) -> None:
     """A tenant that holds up its suspensions would otherwise take nearly all of the other tenants' time."""
 
     async def scene(card: Card) -> None:
@@ -237,7 +237,7 @@ def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_
     play(tmp_path, TURNS, scene)
 
 
-def test_host_buffers_are_ordered_at_the_end_of_the_idle_time(tmp_path: Path) -> None:
+def test_host_buffers_are_ordered_shortly_before_the_end_of_the_idle_time(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
         await clock.passed(0.6 * IDLE_SECONDS)
@@ -267,7 +267,7 @@ def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Pa
     play(tmp_path, TURNS, scene)
 
 
-def test_an_allocation_that_takes_long_suspends_no_tenant_within_its_turn(tmp_path: Path) -> None:
+def test_a_long_allocation_suspends_no_tenant_before_the_end_of_its_turn(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
         await clock.passed(5)
@@ -297,7 +297,7 @@ def test_two_tenants_that_do_not_fit_together_take_turns(tmp_path: Path, takes_s
     play(tmp_path, TURNS, scene)
 
 
-def test_tenants_that_fit_together_are_not_made_to_take_turns(tmp_path: Path) -> None:
+def test_tenants_that_fit_together_do_not_take_turns(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.works |= {"a", "b"}
         card.add("a", 30)

@@ -35,7 +35,7 @@ async def ends(ticks: int) -> bool:
 
 
 @pytest.mark.parametrize("ticks", range(5))
-def test_a_cancelled_residency_loop_ends_although_it_is_nudged_at_that_moment(ticks: int) -> None:
+def test_a_cancelled_residency_loop_ends_even_if_it_is_woken_at_that_moment(ticks: int) -> None:
     """The loop ends when it is cancelled at the moment of a nudge. asyncio.wait_for would lose the
     cancellation in this case.
     """

@@ -33,7 +33,7 @@ def ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VGPU_ALLOCATION", "a1")
 
 
-def test_a_set_user_id_program_of_another_user_counts_for_the_user_that_runs_it() -> None:
+def test_a_set_user_id_program_of_another_user_belongs_to_the_user_that_runs_it() -> None:
     """The program has the effective uid of the other user, and names that user's allocation."""
     with running(AS_USER, TENANT, STRANGER) as process:
         others, own = held(STRANGER), held(TENANT)
@@ -56,7 +56,7 @@ def test_a_set_user_id_program_of_another_user_counts_for_the_user_that_runs_it(
         (FIRST + 10, 0, 0, ""),  # root's subordinate uids belong to many containers
     ],
 )
-def test_a_program_under_another_uid_of_the_owner_stays_counted(
+def test_a_program_under_a_subordinate_uid_of_the_owner_belongs_to_its_allocation(
     uid: int, owner: int, counts_for: int, name: str
 ) -> None:
     """A user gets a subordinate uid on the host by a set-user-id program. The device memory of such

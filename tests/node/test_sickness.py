@@ -53,7 +53,7 @@ def tended(card: Card, rule: str) -> float:
     return clock.run(scene())
 
 
-def test_a_sick_device_is_checked_until_it_is_well() -> None:
+def test_a_sick_device_is_checked_again_until_it_is_well() -> None:
     card = Card(well_at=3)
     assert tended(card, "drain") == 3 * LOOK_SECONDS
     assert (card.looks, card.emptied) == (3, 0)

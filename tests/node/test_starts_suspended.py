@@ -23,7 +23,7 @@ async def kinds_of(node: World, allocation_id: str) -> list[EventKind]:
     return [event.kind for event in await node.ledger.last_events(100) if event.subject == allocation_id]
 
 
-def test_a_tenant_without_room_starts_suspended_and_gets_one_event(tmp_path: Path) -> None:
+def test_a_new_tenant_that_does_not_fit_starts_suspended_and_has_one_event(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, policy=POLICY) as node:
             large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8
@@ -50,7 +50,7 @@ def test_a_tenant_without_room_starts_suspended_and_gets_one_event(tmp_path: Pat
     asyncio.run(story())
 
 
-def test_a_tenant_with_room_starts_active(tmp_path: Path) -> None:
+def test_a_new_tenant_that_fits_starts_active(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, policy=POLICY) as node:
             _, steps = await node.keeper.allocates.plan(request("r", 4))
@@ -61,7 +61,7 @@ def test_a_tenant_with_room_starts_active(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_tenant_without_room_starts_active_on_a_device_without_turns(tmp_path: Path) -> None:
+def test_a_new_tenant_that_does_not_fit_starts_active_on_a_device_without_turns(tmp_path: Path) -> None:
     async def story() -> None:
         async with world(tmp_path, policy=POLICY.replace('turn = "30s"\n', "")) as node:
             large = node.parts.inventory.node.devices[0].memory_usable_bytes // 2**30 - 8

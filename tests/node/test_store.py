@@ -91,7 +91,9 @@ def walking(work: Callable[[Walk], object]) -> None:
 
 @settings(max_examples=30)
 @given(st.data())
-def test_book_ledger_watchers_and_tally_agree_after_every_change(data: st.DataObject) -> None:
+def test_the_books_records_and_counts_agree_with_ledger_and_watchers_after_every_change(
+    data: st.DataObject,
+) -> None:
     async def work(walk: Walk) -> None:
         for _ in range(data.draw(st.integers(1, 30))):
             before = data.draw(st.sampled_from((None, *walk.held())))
@@ -146,7 +148,7 @@ def test_a_change_that_the_table_of_transitions_lacks_leaves_the_store_unchanged
     walking(work)
 
 
-def test_a_reservation_holds_its_memory_until_it_is_cancelled() -> None:
+def test_a_reservation_holds_its_device_memory_until_it_is_cancelled() -> None:
     async def work(walk: Walk) -> None:
         one = walk.new()
         walk.store.reserve(one, Change.ALLOCATE)
@@ -185,7 +187,7 @@ def test_an_amendment_that_changes_the_phase_is_refused() -> None:
     walking(work)
 
 
-def test_a_checked_store_takes_an_old_record_that_is_being_resumed() -> None:
+def test_a_store_that_checks_itself_accepts_an_old_record_that_is_being_resumed() -> None:
     async def work(walk: Walk) -> None:
         old = record_in(Phase.RESUMING, replace(walk.new(), revision=1))
         assert old is not None
@@ -197,7 +199,7 @@ def test_a_checked_store_takes_an_old_record_that_is_being_resumed() -> None:
     walking(work)
 
 
-def test_an_intent_that_is_recorded_is_not_cancelled() -> None:
+def test_an_intent_on_record_cannot_be_cancelled() -> None:
     async def work(walk: Walk) -> None:
         one = walk.new()
         walk.store.reserve(one, Change.ALLOCATE)
@@ -208,7 +210,7 @@ def test_an_intent_that_is_recorded_is_not_cancelled() -> None:
     walking(work)
 
 
-def test_a_release_that_begins_during_the_commit_of_a_failure_stays_booked(
+def test_a_release_that_begins_while_a_failure_is_committed_stays_in_the_book(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def work(walk: Walk) -> None:
@@ -233,7 +235,7 @@ def test_a_release_that_begins_during_the_commit_of_a_failure_stays_booked(
     walking(work)
 
 
-def test_a_book_that_contradicts_itself_is_noticed() -> None:
+def test_a_store_that_checks_itself_notices_a_book_that_contradicts_itself() -> None:
     async def work(walk: Walk) -> None:
         await walk.make(None, Change.ALLOCATE, Phase.ALLOCATING)
         (held,) = walk.held()

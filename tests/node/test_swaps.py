@@ -60,7 +60,7 @@ class Finds(swaps.Swaps):
         return (ProcessSwap(SwapPhase.COMING, 2, 1 << 30, 1 << 30),)
 
 
-def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> None:
+def test_a_resume_waits_for_the_suspension_of_another_tenant_of_its_device() -> None:
     """A resume waits for the suspension of another tenant of the device until that tenant's memory is on the
     host: 23 s for 69 GiB on an H200.
     """
@@ -86,7 +86,7 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         ("GPU-1", 10),  # the other tenant is about to move here, and takes no room yet
     ],
 )
-def test_a_resume_waits_a_bounded_time_for_another_tenant(gpu: str, seconds: float) -> None:
+def test_a_resume_waits_a_bounded_time_for_the_suspension_of_another_tenant(gpu: str, seconds: float) -> None:
     finds = Finds([tenant("b", State.SUSPENDING, gpu)])
 
     async def comes() -> float:
@@ -161,7 +161,7 @@ class Lies(swaps.Swaps):
         (SwapPhase.COMING, SwapPhase.HERE, State.RESUMING),
     ],
 )
-def test_a_lease_that_claims_a_pebibyte_is_waited_for_as_long_as_its_limit_takes(
+def test_a_swap_of_a_lease_that_claims_a_pebibyte_is_awaited_only_as_long_as_its_limit_takes(
     phase: SwapPhase, wanted: SwapPhase, state: State
 ) -> None:
     """The wait holds the turns of the device's other tenants."""
@@ -215,7 +215,7 @@ def test_calls_before_a_swap_out_do_not_count_as_work_after_it() -> None:
     clock.run(leaves())
 
 
-def test_a_swapped_out_tenant_that_does_not_report_is_waited_for_a_bounded_time() -> None:
+def test_a_swap_out_waits_a_bounded_time_for_a_tenant_that_does_not_report() -> None:
     away = Allocation("a", request("a"), State.SUSPENDING, (Slice(GPU, Mode.PRELOAD, GIB),))
     activities = Activities(cast(Any, Reports(stopped=True)))
 
@@ -287,7 +287,7 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
     assert buffers.ordered == {**ordered, "a": False}
 
 
-def test_an_existing_host_buffer_counts_as_room_for_its_own_tenant() -> None:
+def test_the_existing_host_buffer_of_a_tenant_counts_as_room_for_that_tenant() -> None:
     buffers = Buffers(a=(4, 4))
     with table(buffers, available_gib=2, limit_gib=5).ordered(running("a"), 4 * GIB, driver_bytes=1 * GIB):
         pass
@@ -309,7 +309,7 @@ def test_two_host_buffers_ordered_at_once_do_not_count_the_same_free_memory() ->
         pass
 
 
-def test_a_host_buffer_that_is_half_made_is_counted_once() -> None:
+def test_memory_of_a_half_made_host_buffer_is_not_counted_twice() -> None:
     """The host has 4 GiB less by now, and the order has these 4 GiB too."""
     buffers = Buffers(a=(8, 0), b=(3, 0))
     available = [12]
@@ -323,7 +323,7 @@ def test_a_host_buffer_that_is_half_made_is_counted_once() -> None:
             pass
 
 
-def test_buffers_of_running_tenants_count_against_the_bound_of_the_policy() -> None:
+def test_host_buffers_of_running_tenants_count_against_the_bound_of_the_policy() -> None:
     host = table(Buffers(a=(6, 6), b=(4, 0)), available_gib=100, limit_gib=9)
     with (
         pytest.raises(VgpuError, match="6GiB of 9GiB are taken"),
@@ -335,7 +335,7 @@ def test_buffers_of_running_tenants_count_against_the_bound_of_the_policy() -> N
         pass
 
 
-def test_a_lease_that_claims_too_much_counts_as_the_limit_of_its_tenant() -> None:
+def test_a_lease_that_claims_too_much_memory_counts_with_the_limit_of_its_tenant() -> None:
     """The lease is the tenant's to write: neither its memory nor its buffer can take the room of others."""
     host = table(Buffers(a=(1 << 20, 1 << 20), b=(4, 0)), available_gib=100, limit_gib=12)
     assert host.movable_bytes(running("a")) == 8 * GIB
@@ -343,7 +343,7 @@ def test_a_lease_that_claims_too_much_counts_as_the_limit_of_its_tenant() -> Non
         pass
 
 
-def test_an_order_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_hand() -> None:
+def test_a_suspension_by_hand_waits_for_a_resumption_by_a_rule_and_not_for_one_by_hand() -> None:
     async def orders() -> None:
         book = Book()
         changes = Changes(book)
@@ -378,7 +378,7 @@ def process(ended: bool) -> SuspendedProcess:
 @pytest.mark.parametrize(
     ("ended", "held_gib", "stays_gib"), [((True,), 0, 0), ((True, False), 2, 1), ((False, False), 4, 2)]
 )
-def test_host_memory_of_ended_processes_of_a_suspended_tenant_is_not_counted_any_more(
+def test_host_memory_of_a_suspended_tenants_ended_processes_is_no_longer_counted(
     ended: tuple[bool, ...], held_gib: int, stays_gib: int
 ) -> None:
     async def ends() -> None:
