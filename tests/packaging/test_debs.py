@@ -21,7 +21,7 @@ LIBRARIES = Path("/usr/lib/vgpud")
 DEBIAN = ROOT / "packaging" / "deb" / "debian"
 
 
-def test_all_files_with_the_packages_version_name_the_same_one() -> None:
+def test_all_files_that_state_the_packages_version_state_the_same_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (DEBIAN / "changelog").read_text().split("(", 1)[1].split(")", 1)[0]
     assert (project, changelog) == (__version__, __version__)
@@ -91,7 +91,7 @@ def test_vgpuds_python_environment_has_compiled_run_time_packages_and_no_develop
 
 
 @needs("debhelper")
-def test_the_packages_have_programs_completions_and_manuals(debs: Path) -> None:
+def test_the_packages_contain_programs_completions_and_manuals(debs: Path) -> None:
     names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
     programs = ("/usr/sbin/vgpud", "/usr/bin/vgpuctl", "/usr/bin/vgpu-runtime")
     helpers = ("/usr/lib/vgpud/vgpu-arbiter", "/usr/lib/vgpud/vgpu-hook", "/usr/lib/vgpud/bin/vgpuctl")
@@ -115,7 +115,7 @@ def test_the_package_for_machines_without_a_gpu_needs_only_python_and_has_the_ma
 
 
 @needs("debhelper")
-def test_the_door_for_remote_slices_is_off_until_an_administrator_starts_it(debs: Path) -> None:
+def test_the_package_does_not_start_or_enable_the_service_for_remote_slices(debs: Path) -> None:
     script = subprocess.check_output(["dpkg-deb", "-I", one(debs, "vgpud"), "postinst"], text=True)
     lines = [line for line in script.splitlines() if "vgpud-remote" in line]
     assert lines
@@ -187,7 +187,7 @@ def conffiles(deb: Path) -> list[str]:
 
 
 @needs("debhelper")
-def test_the_installer_gets_the_ledger_format(debs: Path) -> None:
+def test_the_preinst_script_knows_the_version_of_the_ledger(debs: Path) -> None:
     done = subprocess.run(
         ["dpkg-deb", "--info", str(one(debs, "vgpud")), "preinst"], capture_output=True, text=True, check=True
     )

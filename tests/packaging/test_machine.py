@@ -146,7 +146,7 @@ for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
     machine.run("/usr/lib/vgpud/bin/python3", "-I", "-c", code)
 
 
-def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine) -> None:
+def test_each_socket_has_the_owner_group_and_mode_of_its_rights(machine: Machine) -> None:
     shown = machine.shell(
         "cd /run/vgpud; stat -c '%n %a %U:%G' . admin.sock ro.sock runtime.sock vgpud.sock"
     ).splitlines()
@@ -161,7 +161,9 @@ def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine
         assert machine.unit(name, "ActiveState") == "active"
 
 
-def test_a_start_mends_the_modes_of_an_older_version_and_makes_the_spec_folder(machine: Machine) -> None:
+def test_the_start_corrects_folder_permissions_of_an_older_version_and_makes_the_cdi_folder(
+    machine: Machine,
+) -> None:
     pid = main_pid(machine)
     machine.shell("systemctl stop vgpud.service; chmod 0755 /run/vgpud; rm -r /run/cdi")
     machine.run("systemctl", "start", "vgpud.service")
@@ -170,7 +172,7 @@ def test_a_start_mends_the_modes_of_an_older_version_and_makes_the_spec_folder(m
     machine.run("nsenter", "-t", main_pid(machine), "-m", "sh", "-c", "rm $(mktemp -p /run/cdi)")
 
 
-def test_a_container_runtime_waits_for_a_daemon_that_is_down(machine: Machine) -> None:
+def test_a_call_to_runtime_sock_starts_a_stopped_daemon_and_gets_its_answer(machine: Machine) -> None:
     pid = main_pid(machine)
     machine.run("systemctl", "stop", "vgpud.service")
     ask = (
@@ -193,7 +195,7 @@ def test_the_daemon_runs_under_the_restrictions_of_its_unit(machine: Machine) ->
     assert "Read-only file system" in done.stderr
 
 
-def test_a_member_of_the_group_allocates_and_a_stranger_does_not(machine: Machine) -> None:
+def test_a_member_of_group_vgpu_can_allocate_and_another_user_cannot(machine: Machine) -> None:
     asked = ("alloc", "--isolation", "quota", "--memory", "1GiB", "-o", "name")
     allocation = ctl(machine, *asked, user="alice").stdout.strip().split("/")[-1]
     try:
@@ -296,7 +298,7 @@ def test_a_good_policy_is_reloaded_and_a_bad_one_refused(machine: Machine) -> No
     assert main_pid(machine) == pid
 
 
-def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine) -> None:
+def test_systemd_does_not_start_the_daemon_again_after_a_wrong_policy(machine: Machine) -> None:
     bad = "/etc/vgpud/conf.d/99-bad.toml"
     machine.shell(f"printf 'nonsense = 1\\n' >{bad}; systemctl restart vgpud.service || true")
     try:
@@ -344,7 +346,7 @@ SITE = "usr/lib/vgpud/lib/python3/site-packages"
 
 
 @needs("python-index")
-def test_the_drop_in_for_kubernetes_opens_the_way_to_kubelet_and_api_server(machine: Machine) -> None:
+def test_the_drop_in_for_kubernetes_lets_vgpud_reach_kubelet_and_api_server(machine: Machine) -> None:
     """The documented file, below the restrictions of the unit. The API server has an address that is not this
     machine's loopback address.
     """
@@ -384,7 +386,7 @@ def registered(machine: Machine) -> bool:
     return "registered_with_kubelet" in log
 
 
-def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_the_sockets(
+def test_callers_of_a_daemon_that_cannot_start_cause_no_endless_restarts_and_close_no_sockets(
     machine: Machine,
 ) -> None:
     """The daemon cannot start. Each caller causes at most one attempt to start it, gets an error, and leaves
@@ -415,7 +417,7 @@ def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_th
         assert ctl(machine, "status", env={"VGPUD_SOCKET": f"/run/vgpud/{name}.sock"}).returncode == 0
 
 
-def test_kill_9_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
+def test_a_kill_of_the_daemon_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
     pid = main_pid(machine)
     machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "vgpud.service")
     ready_again(machine, pid)
