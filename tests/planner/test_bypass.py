@@ -52,18 +52,18 @@ def watched(limit: int = 2 * GIB) -> Watched:
         (0, GIB, 0),  # the ledger counts managed memory, which NVML does not report
     ],
 )
-def test_memory_beyond_what_libvgpu_counts_within_the_limit_is_an_excess(
+def test_memory_beyond_what_libvgpu_counted_or_beyond_the_limit_is_an_excess(
     held: int, counted: int, excess: int
 ) -> None:
     assert excess_bytes(watched(), Reading(held, counted, 1)) == excess
 
 
-def test_the_tolerance_stays_below_one_context() -> None:
+def test_the_tolerance_for_uncounted_memory_stays_below_the_size_of_one_context() -> None:
     assert tolerance_bytes(1) == 72 * MIB
     assert tolerance_bytes(1000) == 256 * MIB < 412 * MIB
 
 
-def test_a_survey_with_an_excess_marks_the_tenant_and_a_minute_without_excess_removes_the_mark() -> None:
+def test_one_reading_with_an_excess_marks_a_tenant_and_a_minute_without_excess_removes_the_mark() -> None:
     now, verdict = judge(watched(), 0, 0.0)
     assert verdict is Verdict.NOTHING
     now, verdict = judge(now, CONTEXT, 1.0)
@@ -80,7 +80,7 @@ def test_a_survey_with_an_excess_marks_the_tenant_and_a_minute_without_excess_re
     assert (verdict, now.marked) == (Verdict.CLEAR, False)
 
 
-def test_memory_held_before_a_limit_was_lowered_is_no_bypass() -> None:
+def test_memory_held_from_before_a_limit_was_lowered_is_not_an_excess() -> None:
     lowered = under_limit(watched(4 * GIB), GIB, 3 * GIB)
     assert excess_bytes(lowered, Reading(3 * GIB, 3 * GIB, 1)) == 0
     less = under_limit(lowered, GIB, 2 * GIB)
@@ -88,7 +88,7 @@ def test_memory_held_before_a_limit_was_lowered_is_no_bypass() -> None:
     assert under_limit(less, 4 * GIB, 2 * GIB).ceiling_bytes == 4 * GIB
 
 
-def test_after_a_restart_use_beyond_the_limit_is_taken_for_a_lowered_limit() -> None:
+def test_after_a_restart_counted_use_above_the_limit_is_not_taken_for_a_bypass() -> None:
     reading = Reading(3 * GIB, 3 * GIB, 1)
     assert excess_bytes(first_sight(GIB, reading, is_new=False, marked=False), reading) == 0
     assert excess_bytes(first_sight(GIB, reading, is_new=True, marked=False), reading) == 2 * GIB
@@ -143,7 +143,7 @@ def test_an_honest_tenant_is_never_marked(seed: int, limit: int, processes: int)
 
 
 @given(st.integers(0, 140 * GIB), st.integers(0, 100), st.integers(CONTEXT, 140 * GIB))
-def test_a_process_that_bypasses_libvgpu_is_marked_at_the_first_survey(
+def test_a_process_that_bypasses_libvgpu_is_marked_at_the_first_reading(
     counted: int, processes: int, more: int
 ) -> None:
     limit = max(counted, GIB)

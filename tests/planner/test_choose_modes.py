@@ -61,16 +61,16 @@ def test_an_idle_auto_device_takes_the_mode_that_the_request_needs(wanted: Reque
 
 
 @pytest.mark.parametrize("mode", ["preload", "mps", "mig"])
-def test_memory_alone_is_served_in_whatever_mode_the_policy_fixes(mode: str) -> None:
+def test_a_request_for_memory_alone_is_served_in_whatever_mode_the_policy_fixes(mode: str) -> None:
     assert only(request(memory=4 * GIB), mode).mode == mode
 
 
 @pytest.mark.parametrize("mode", [Mode.PRELOAD, Mode.MPS])
-def test_memory_alone_joins_the_mode_that_an_auto_device_is_in(mode: Mode) -> None:
+def test_a_request_for_memory_alone_takes_the_mode_that_a_device_in_mode_auto_has(mode: Mode) -> None:
     assert only(request(memory=4 * GIB), use=used(mode, GIB)).mode is mode
 
 
-def test_preload_serves_a_share() -> None:
+def test_a_request_for_a_share_can_be_served_in_mode_preload() -> None:
     assert only(request(memory=GIB, share=30)) == Slice("GPU-0", Mode.PRELOAD, GIB, Percent(3000))
 
 
@@ -82,7 +82,7 @@ def test_an_exclusive_slice_has_all_usable_memory() -> None:
     assert only(request()) == Slice("GPU-0", Mode.EXCLUSIVE, H200_USABLE)
 
 
-def test_a_share_without_memory_gets_memory_in_proportion_in_whole_2_mib() -> None:
+def test_a_request_for_a_share_alone_gets_memory_in_proportion_in_whole_2_mib() -> None:
     piece = only(request(share=12.5, isolation=COMPUTE))
     assert piece.share == Percent(1250)
     assert piece.memory_bytes == H200_USABLE // 8 // (2 * MIB) * (2 * MIB)
@@ -94,7 +94,7 @@ def test_the_smallest_share_still_gets_some_memory() -> None:
     assert decision.slices[0].memory_bytes == 2 * MIB
 
 
-def test_a_mig_slice_has_profile_placement_memory_and_share() -> None:
+def test_a_chosen_mig_slice_has_profile_placement_memory_and_share() -> None:
     assert only(request(mig_profile="3g.71gb")) == Slice(
         "GPU-0",
         Mode.MIG,
@@ -105,7 +105,7 @@ def test_a_mig_slice_has_profile_placement_memory_and_share() -> None:
 
 
 @pytest.mark.parametrize("text", ["1g.18gb+me", "MIG 1g.18gb+me", "mig 1G.18GB+ME", "20", " 20 "])
-def test_a_profile_is_named_by_name_or_id(text: str) -> None:
+def test_a_request_names_a_mig_profile_by_name_or_id(text: str) -> None:
     mig = only(request(mig_profile=text)).mig
     assert mig is not None
     assert mig.profile_id == 20
@@ -126,29 +126,29 @@ def test_a_profile_is_named_by_name_or_id(text: str) -> None:
         (request(isolation=HARDWARE, memory=H200_USABLE), "7g.141gb"),
     ],
 )
-def test_the_smallest_profile_that_serves_is_taken(wanted: Request, profile: str) -> None:
+def test_the_smallest_mig_profile_that_meets_the_request_is_taken(wanted: Request, profile: str) -> None:
     mig = only(wanted).mig
     assert mig is not None
     assert mig.profile_name == profile
 
 
-def test_the_full_card_profile_has_at_most_the_cards_memory() -> None:
+def test_the_full_mig_profile_has_at_most_the_cards_memory() -> None:
     assert only(request(mig_profile="7g.141gb")).memory_bytes == H200_USABLE
 
 
-def test_a_larger_profile_serves_if_the_policy_excludes_the_smaller() -> None:
+def test_a_larger_mig_profile_serves_if_the_policy_excludes_the_smaller() -> None:
     rules = policy({"mode": "mig", "mig": {"profiles": ("2g.35gb", "7g.141gb")}})
     decision = choose(request(memory=GIB), NODE, rules, {})
     assert decision.slices[0].mig == MigSlice(14, "2g.35gb", Placement(4, 2))
 
 
-def test_a_foreign_mig_instance_keeps_its_placement() -> None:
+def test_the_placement_of_a_foreign_mig_instance_is_not_used() -> None:
     node = node_of(h200(0, mig_on=True, instances=(instance(3, 19, 6),)))
     decision = choose(request(mig_profile="3g.71gb"), node, AUTO, {})
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
 
 
-def test_allocated_mig_slices_keep_their_placement_before_nvml_lists_them() -> None:
+def test_the_placement_of_an_allocated_mig_slice_is_taken_even_before_nvml_lists_it() -> None:
     decision = choose(request(mig_profile="9"), NODE, AUTO, {"GPU-0": used_mig((9, 4))})
     assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
 
@@ -193,7 +193,7 @@ def test_an_mps_slice_without_a_share_does_not_count_in_the_sum_of_shares() -> N
     assert only(request(memory=GIB, isolation=COMPUTE), use=use) == Slice("GPU-0", Mode.MPS, GIB)
 
 
-def test_foreign_processes_do_not_exclude_preload() -> None:
+def test_processes_outside_vgpud_do_not_exclude_a_device_from_mode_preload() -> None:
     node = node_of(h200(0, processes=(DeviceProcess(7, GIB, "compute"),)))
     assert choose(request(memory=GIB), node, AUTO, {}).slices
     graphics = node_of(h200(0, processes=(DeviceProcess(7, GIB, "graphics"),)))
@@ -208,13 +208,13 @@ def test_a_request_can_name_the_memory_slice_of_its_mig_profile(start: int) -> N
 
 
 @pytest.mark.parametrize("text", ["3g.71gb@", "@4", "3g.71gb@x", "3g.71gb@-1", "3g.71gb@444"])
-def test_an_impossible_placement_is_refused(text: str) -> None:
+def test_an_impossible_mig_placement_is_refused(text: str) -> None:
     refusal = choose(request(mig_profile=text), NODE, AUTO, {}).refusal
     assert refusal is not None
     assert "is not a MIG profile and a memory slice" in refusal.sentence
 
 
-def test_a_taken_or_absent_placement_is_refused() -> None:
+def test_a_taken_or_absent_mig_placement_is_refused() -> None:
     taken = used_mig((9, 4))
     for text, use in (("3g.71gb@4", taken), ("3g.71gb@1", EMPTY)):
         decision = choose(request(mig_profile=text), NODE, AUTO, {"GPU-0": use})

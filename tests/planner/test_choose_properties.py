@@ -228,7 +228,7 @@ TestTenancy.settings = settings(
 
 @settings(max_examples=examples(30))
 @given(nodes(), policies(), requests())
-def test_a_request_refused_for_capacity_is_served_once_the_node_is_idle(
+def test_a_request_is_refused_for_capacity_exactly_if_an_idle_node_could_serve_it(
     node: Node, rules: Policy, wanted: Request
 ) -> None:
     """A refusal with NO_CAPACITY says that waiting helps, one with IMPOSSIBLE that it does not. MIG mode

@@ -395,7 +395,7 @@ def test_each_refusal_has_its_reason_and_number(
 @pytest.mark.parametrize(
     "wanted", [request(mig_profile="3g.70gb"), request(mig_profile="1g.18gb", memory=17 * GIB)]
 )
-def test_a_refusal_names_the_profile_once(wanted: Request) -> None:
+def test_a_refusal_names_the_mig_profile_once(wanted: Request) -> None:
     assert refused(wanted, node_of(h200(0)), AUTO, {}).sentence.count(wanted.mig_profile) == 1
 
 
@@ -460,7 +460,7 @@ def test_a_node_without_devices_refuses_every_request() -> None:
     assert (error.code, error.sentence) == (ErrorCode.NO_SUCH_DEVICE, "this node has no device")
 
 
-def test_a_device_outside_of_the_selector_has_that_reason() -> None:
+def test_the_reason_for_a_device_outside_of_the_selector_says_so() -> None:
     decision = choose(request(selector=Selector(indices=(1,))), h200_node(2), AUTO, {})
     assert [piece.device_uuid for piece in decision.slices] == ["GPU-1"]
     assert decision.reasons[0].sentence == "the request asks for other devices"
@@ -504,7 +504,7 @@ def test_a_refusal_says_how_many_whole_devices_are_free() -> None:
     assert refused(request(), h200_node(2), AUTO, both).sentence == "no whole device is free now"
 
 
-def test_a_refusal_says_the_largest_request_of_an_idle_node() -> None:
+def test_a_refusal_says_how_much_memory_an_idle_node_could_give() -> None:
     small = h200(1, memory_total_bytes=24 * GIB, memory_reserved_bytes=0)
     error = refused(request(memory=200 * GIB), node_of(h200(0), small))
     assert error.code is ErrorCode.IMPOSSIBLE
@@ -517,18 +517,18 @@ def test_a_refusal_says_the_largest_request_of_an_idle_node() -> None:
     assert alike.sentence.endswith("to share (and 1 device more alike)")
 
 
-def test_an_unknown_profile_is_answered_with_the_nearest_name() -> None:
+def test_the_refusal_of_an_unknown_mig_profile_suggests_the_nearest_name() -> None:
     error = refused(request(mig_profile="3g.70gb"), h200_node(1))
     assert error.hint == "did you mean '3g.71gb'"
     assert error.sentence.count("3g.71gb") == 1, "the profiles are listed once"
 
 
-def test_a_profile_that_is_too_small_for_the_memory_asked_is_not_proposed_again() -> None:
+def test_a_mig_profile_too_small_for_the_requested_memory_is_not_suggested() -> None:
     error = refused(request(mig_profile="1g.18gb", memory=30 * GIB), h200_node(1))
     assert error.hint == "ask for less than the profile has, or leave the profile out"
 
 
-def test_more_devices_than_there_are_is_impossible() -> None:
+def test_a_request_for_more_devices_than_the_node_has_is_refused_as_impossible() -> None:
     error = refused(request(count=3), h200_node(2))
     assert error.code is ErrorCode.IMPOSSIBLE
     assert error.sentence == "3 devices requested, and 2 of the 2 selected devices can serve in one mode"
@@ -552,7 +552,7 @@ def test_a_request_is_refused_for_capacity_only_if_enough_devices_could_ever_ser
     assert refused(request(count=2), h200_node(2), rules, use).code is ErrorCode.IMPOSSIBLE
 
 
-def test_sentences_are_lower_case_without_full_stop() -> None:
+def test_sentences_of_reasons_and_refusals_are_lower_case_without_full_stop() -> None:
     """A sentence of an error begins in lower case and has no full stop. Names and units keep their
     spelling.
     """

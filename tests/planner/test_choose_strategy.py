@@ -123,7 +123,7 @@ def test_several_devices_without_links_are_chosen_by_how_well_they_fit() -> None
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 7]
 
 
-def test_of_many_devices_a_greedy_search_still_chooses_near_ones() -> None:
+def test_of_many_devices_the_search_chooses_ones_on_the_same_numa_node() -> None:
     devices = [h200(i, numa_node=i % 2) for i in range(16)]
     assert taken(request(count=8), node_of(*devices)) == [0, 2, 4, 6, 8, 10, 12, 14]
 
@@ -132,7 +132,7 @@ def test_of_equal_devices_the_one_with_the_lowest_index_is_taken() -> None:
     assert taken(request(), node_of(*(h200(i) for i in (3, 1, 2)))) == [1]
 
 
-def test_a_device_that_was_not_chosen_names_the_chosen_one() -> None:
+def test_the_reason_for_a_device_that_was_not_chosen_names_the_chosen_one() -> None:
     decision = choose(request(), h200_node(2), AUTO, {})
     assert decision.reasons[1].sentence == (
         "it fits (mode exclusive, the whole card with 139.8GiB), but device 0 in mode exclusive fits better"

@@ -129,7 +129,7 @@ def test_a_defragmentation_moves_nothing_where_there_is_room() -> None:
     assert way == Way("d1", ())
 
 
-def test_a_slice_moves_to_make_way_for_another() -> None:
+def test_a_slice_may_move_to_make_way_for_another_slice() -> None:
     """The piece of 4 on d0 fits on d1 only after the piece of 2 on d1 has moved to d2."""
     pieces = [
         Piece("a", "d0", 4),
@@ -142,7 +142,7 @@ def test_a_slice_moves_to_make_way_for_another() -> None:
     assert [(piece.allocation_id, to) for piece, to in way.moves] == [("c", "d2"), ("a", "d1")]
 
 
-def test_equal_tenants_do_not_lengthen_the_search() -> None:
+def test_the_search_for_moves_stays_fast_with_many_equal_tenants() -> None:
     """Forty equal tenants on eight devices: the search does not distinguish between them."""
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
@@ -154,6 +154,6 @@ def test_equal_tenants_do_not_lengthen_the_search() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_slice_that_is_not_movable_stays(whole: bool) -> None:
+def test_a_defragmentation_does_not_move_a_slice_that_is_not_movable(whole: bool) -> None:
     pieces = [Piece("a", "d0", 9, movable=False)]
     assert fewest_moves(bins(10), pieces, Goal(frozenset({"d0"}), 5, whole=whole)) is None

@@ -57,13 +57,13 @@ def taken(decision: Decision) -> Slice:
     return decision.slices[0]
 
 
-def test_the_names_of_compute_instances_are_the_drivers() -> None:
+def test_compute_instances_have_the_names_that_the_driver_gives_them() -> None:
     assert split_name("1c.3g.71gb") == (1, "3g.71gb")
     assert split_name("MIG 2c.4g.71gb+me") == (2, "4g.71gb+me")
     assert split_name("3g.71gb") is None
 
 
-def test_the_next_compute_instances_use_the_gpu_instance_of_the_first() -> None:
+def test_further_compute_instances_use_the_gpu_instance_of_the_first_until_it_is_full() -> None:
     use, places = EMPTY, []
     for _ in range(3):
         piece = taken(ask(request("1c.3g.71gb"), use={"GPU-0": use} if use.count else {}))
@@ -80,7 +80,7 @@ def test_the_next_compute_instances_use_the_gpu_instance_of_the_first() -> None:
     assert fourth.key not in {key for key, _ in places}
 
 
-def test_a_compute_profile_over_all_slices_means_the_whole_gpu_instance() -> None:
+def test_a_compute_profile_of_all_slices_means_the_whole_gpu_instance() -> None:
     assert taken(ask(request("3c.3g.71gb"))).mig == taken(ask(request("3g.71gb"))).mig
 
 
@@ -187,7 +187,7 @@ def test_a_compute_instance_with_a_memory_limit_is_refused() -> None:
     assert "isolation quota" in " ".join((refusal.sentence, *refusal.details))
 
 
-def test_limits_of_memory_in_one_gpu_instance_add_up() -> None:
+def test_memory_limits_of_tenants_in_one_gpu_instance_add_up_to_at_most_its_memory() -> None:
     """Memory limits of the tenants in one GPU instance add up, because the instance has several compute
     instances and one memory.
     """
@@ -207,7 +207,7 @@ def test_limits_of_memory_in_one_gpu_instance_add_up() -> None:
     assert ask(asked, use={"GPU-0": use}, rule=ON_TOP).refusal is not None
 
 
-def test_a_slice_without_a_memory_limit_counts_as_an_even_part() -> None:
+def test_a_compute_instance_without_a_memory_limit_counts_as_an_even_part_of_the_memory() -> None:
     plain = EMPTY.with_slice(taken(ask(request("2c.3g.71gb@4"))))
     asked = request("1c.3g.71gb@4", isolation=Isolation.QUOTA, memory_bytes=30 * GIB)
     refusal = ask(asked, use={"GPU-0": plain}, rule=ON_TOP).refusal
@@ -239,18 +239,18 @@ def test_compute_profiles_in_the_policy_exclude_whole_gpu_instances() -> None:
 
 
 @pytest.mark.parametrize("name", ["5c.3g.71gb", "1c.1g.18gb.x", "1c.8g.71gb", "2c.1g.18gb"])
-def test_a_profile_that_no_card_has_is_impossible(name: str) -> None:
+def test_a_compute_profile_that_no_card_has_is_refused_as_impossible(name: str) -> None:
     refusal = ask(request(name)).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.IMPOSSIBLE
 
 
-def test_a_share_counts_within_the_compute_instance() -> None:
+def test_the_share_of_a_compute_instance_is_that_of_its_own_multiprocessors() -> None:
     assert taken(ask(request("2c.4g.71gb"))).share == Percent(32 * 10000 // 132)
     assert ask(request("1c.4g.71gb", share=Percent(5000))).refusal is not None
 
 
-def test_a_fixed_layout_allocates_only_its_compute_instances() -> None:
+def test_with_a_fixed_layout_only_its_compute_instances_are_allocated() -> None:
     computes = frozenset((HALF, part) for part in PARTS[:2])
     device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES))
     pool = Pool(layout=frozenset([HALF]), dynamic=False, computes=computes)
@@ -266,7 +266,7 @@ def test_a_fixed_layout_allocates_only_its_compute_instances() -> None:
 # --- layouts in words
 
 
-def test_parts_are_packed_into_the_fewest_gpu_instances() -> None:
+def test_compute_instances_are_packed_into_the_fewest_gpu_instances() -> None:
     geometry = geometry_for(H200_PROFILES)
     plain, bins = split(geometry, ("1c.3g.71gb*4", "2c.3g.71gb", "1g.18gb"))
     assert [sorted(one.parts) for one in bins] == [[0, 1], [0, 0, 0]]
@@ -274,7 +274,7 @@ def test_parts_are_packed_into_the_fewest_gpu_instances() -> None:
     assert split(geometry, ("7c.7g.141gb",)) == (("0",), ())
 
 
-def test_parts_that_no_gpu_instance_holds_are_impossible() -> None:
+def test_compute_instances_that_no_gpu_instance_can_hold_are_refused_as_impossible() -> None:
     geometry = geometry_for(H200_PROFILES)
     for words in (("5c.7g.141gb",), ("2c.3g.71gb@4", "2c.3g.71gb@4"), ("1c.9g.71gb",)):
         with pytest.raises(VgpuError) as wrong:
@@ -299,7 +299,7 @@ def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tupl
             assert inside.packed(bins[0].parts) == inside.counts[state]
 
 
-def test_the_states_of_a_gpu_instance_equal_brute_force() -> None:
+def test_the_number_of_legal_divisions_of_a_gpu_instance_equals_brute_force() -> None:
     for profile in H200_PROFILES:
         slots = [(p, place) for p in profile.compute for place in p.placements]
         legal = 0

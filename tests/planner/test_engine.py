@@ -28,7 +28,7 @@ HUNG = EngineVerdict(Engine.GATE, "the probe did not answer within 35 seconds", 
         ("gate", DEVICE, PROVED, Engine.GATE, EngineReason.POLICY),
     ],
 )
-def test_the_engine_follows_from_policy_device_and_verdict(
+def test_the_engine_follows_from_policy_device_and_probe_result(
     setting: str, device: Device, verdict: EngineVerdict | None, engine: Engine, reason: EngineReason
 ) -> None:
     choice = choose_engine(setting, device, verdict)
@@ -36,13 +36,13 @@ def test_the_engine_follows_from_policy_device_and_verdict(
     assert is_fallback(setting, choice) == (setting == "cut" and engine is Engine.GATE)
 
 
-def test_the_reason_for_the_engine_gate_is_the_one_that_the_probe_gave() -> None:
+def test_the_reason_for_engine_gate_is_the_one_that_the_probe_gave() -> None:
     assert choose_engine("cut", DEVICE, REFUSED).why == REFUSED.why
 
 
 @pytest.mark.parametrize("device", [DEVICE, GUEST, PARTITIONED])
 @pytest.mark.parametrize("verdict", [PROVED, REFUSED, HUNG, None])
-def test_the_setting_auto_chooses_the_same_engine_as_cut(
+def test_the_settings_auto_and_cut_choose_the_same_engine(
     device: Device, verdict: EngineVerdict | None
 ) -> None:
     assert choose_engine("auto", device, verdict) == choose_engine("cut", device, verdict)
@@ -52,7 +52,7 @@ def test_the_setting_auto_chooses_the_same_engine_as_cut(
     ("device", "verdict", "told"),
     [(DEVICE, PROVED, False), (DEVICE, REFUSED, True), (DEVICE, HUNG, True), (PARTITIONED, None, False)],
 )
-def test_under_auto_the_gate_counts_as_a_fallback_only_where_the_probe_failed(
+def test_under_setting_auto_the_gate_counts_as_a_fallback_only_if_the_probe_failed(
     device: Device, verdict: EngineVerdict | None, told: bool
 ) -> None:
     assert is_fallback("auto", choose_engine("auto", device, verdict)) == told

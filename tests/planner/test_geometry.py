@@ -123,7 +123,7 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
     }
 
 
-def test_after_two_3g_instances_nothing_fits_although_a_compute_slice_is_free() -> None:
+def test_beside_two_3g_instances_no_profile_fits_although_a_compute_slice_is_free() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((), used_mig((9, 0), (9, 4)).mig)
     assert geometry.compute_slices == 7
@@ -136,33 +136,33 @@ def test_four_1g_instances_leave_room_for_a_3g_instance() -> None:
     assert free_of(geometry, layout, 9) == (Placement(4, 4),)
 
 
-def test_a_profile_with_me_is_allocated_at_most_once() -> None:
+def test_a_mig_profile_with_media_engines_is_allocated_at_most_once() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((), used_mig((20, 3)).mig)
     assert free_of(geometry, layout, 20) == ()
     assert len(free_of(geometry, layout, 19)) == 6
 
 
-def test_an_allocated_instance_that_nvml_lists_counts_once() -> None:
+def test_an_allocated_mig_instance_that_nvml_also_lists_is_counted_once() -> None:
     geometry = geometry_for(H200_PROFILES)
     held = used_mig((9, 0)).mig
     assert geometry.layout((instance(1, 9, 0),), held) == geometry.layout((), held)
 
 
-def test_a_foreign_instance_occupies_its_placement() -> None:
+def test_a_foreign_mig_instance_occupies_its_placement() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((instance(1, 9, 4),), ())
     assert free_of(geometry, layout, 9) == (Placement(0, 4),)
 
 
-def test_an_instance_of_no_known_placement_blocks_those_that_it_overlaps() -> None:
+def test_a_mig_instance_at_an_unknown_placement_blocks_placements_that_it_overlaps() -> None:
     geometry = geometry_for(H200_PROFILES)
     layout = geometry.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
     assert [p.start for p in free_of(geometry, layout, 19)] == [0, 3, 4, 5, 6]
     assert [p.start for p in free_of(geometry, layout, 14)] == [4]
 
 
-def test_no_profile_fits_into_an_illegal_layout() -> None:
+def test_no_mig_profile_fits_into_a_layout_with_overlapping_instances() -> None:
     geometry = geometry_for(H200_PROFILES)
     overlapping = (instance(1, 9, 0), instance(2, 19, 1))
     assert geometry.free_profiles(geometry.layout(overlapping, ())) == ()

@@ -11,7 +11,9 @@ sizes = st.integers(0, CARD)
 
 
 @given(charged=sizes, movable=st.integers(0, CARD))
-def test_a_suspended_tenant_keeps_as_much_memory_as_there_is_room_for(charged: int, movable: int) -> None:
+def test_a_suspended_tenant_keeps_as_much_memory_on_the_device_as_there_is_room_for(
+    charged: int, movable: int
+) -> None:
     share = keep_share(CARD, charged, movable)
     assert 0 <= share <= SHARE_ALL
     kept = movable * share // SHARE_ALL
@@ -21,7 +23,7 @@ def test_a_suspended_tenant_keeps_as_much_memory_as_there_is_room_for(charged: i
 
 
 @given(charged=sizes, kept=st.dictionaries(st.sampled_from("abcdef"), sizes))
-def test_suspended_tenants_give_up_just_the_kept_memory_that_a_resumed_tenant_needs(
+def test_suspended_tenants_give_up_no_more_kept_memory_than_a_resumed_tenant_needs(
     charged: int, kept: dict[str, int]
 ) -> None:
     less = shrunk(CARD, charged, kept)

@@ -40,7 +40,7 @@ def laid(words: str, geometry: MigGeometry = H200, now: str = "", pinned: str = 
         ("1g.18gb*3 2g.35gb 3g.71gb", None),  # a device has seven compute slices, and 1+1+1+2+3 are eight
     ],
 )
-def test_each_word_of_a_layout_is_parsed(words: str, places: str | None) -> None:
+def test_each_word_of_a_mig_layout_is_parsed(words: str, places: str | None) -> None:
     if places is None:
         with pytest.raises(VgpuError) as wrong:
             laid(words)
@@ -50,7 +50,7 @@ def test_each_word_of_a_layout_is_parsed(words: str, places: str | None) -> None
 
 
 @pytest.mark.parametrize(("word", "meant"), [("all-balancd", "all-balanced"), ("3g.70gb", "3g.71gb")])
-def test_an_unknown_word_is_answered_with_the_nearest_one(word: str, meant: str) -> None:
+def test_the_refusal_of_an_unknown_layout_word_suggests_the_nearest_one(word: str, meant: str) -> None:
     with pytest.raises(VgpuError) as wrong:
         laid(word)
     assert wrong.value.hint.startswith(f"did you mean {meant}? it has ")
@@ -71,23 +71,23 @@ def test_the_layout_all_balanced_is_a_half_a_quarter_and_two_eighths() -> None:
     ]
 
 
-def test_a_layout_keeps_existing_instances() -> None:
+def test_a_new_mig_layout_reuses_existing_instances() -> None:
     assert laid("1g.18gb*2", now="1g.18gb@3 1g.18gb@0 2g.35gb@4") == "1g.18gb@0 1g.18gb@3"
 
 
-def test_an_impossible_layout_names_the_pinned_instances_that_prevent_it() -> None:
+def test_the_refusal_of_a_mig_layout_names_the_pinned_instances_that_prevent_it() -> None:
     now = "1g.18gb@1 1g.18gb@6"
     assert laid("4g.71gb 1g.18gb", now=now, pinned=now) == "blocked by 1g.18gb@1"
     assert laid("4g.71gb 1g.18gb", now=now, pinned="1g.18gb@6") == "4g.71gb@0 1g.18gb@6"
 
 
 @given(st.sampled_from(sorted(H200.free_after)))
-def test_a_written_layout_is_read_back(state: int) -> None:
+def test_a_mig_layout_that_is_written_is_read_back(state: int) -> None:
     words = spell(H200, H200.keys(state))
     assert target(H200, Layout(), 0, words) == state
 
 
-def test_a_name_that_two_profiles_share_needs_an_id() -> None:
+def test_a_profile_name_that_two_mig_profiles_share_needs_an_id() -> None:
     twins = (
         profile(14, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
         profile(47, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),

@@ -49,7 +49,7 @@ def test_of_up_to_eight_devices_the_nearest_set_is_chosen(
         assert cost(node, chosen) == min(cost(node, other) for other in combinations(fits, count))
 
 
-def test_greedy_finds_the_joined_group_among_many() -> None:
+def test_among_many_devices_the_search_finds_a_group_joined_by_links() -> None:
     group = {3, 8, 11, 15, 17}
     devices = [h200(i, numa_node=0) for i in range(20)]
     links = {
@@ -62,7 +62,7 @@ def test_greedy_finds_the_joined_group_among_many() -> None:
     assert {fit.device.index for fit in chosen} == group
 
 
-def test_a_bridge_across_numa_nodes_is_preferred() -> None:
+def test_devices_joined_by_a_bridge_across_numa_nodes_are_preferred() -> None:
     devices = [h200(i, numa_node=i // 2) for i in range(4)]
     links = {(a.uuid, b.uuid): Link.NODE for a in devices for b in devices}
     links |= {(devices[a].uuid, devices[b].uuid): Link.NVLINK for a, b in ((1, 2), (2, 1))}
@@ -70,7 +70,7 @@ def test_a_bridge_across_numa_nodes_is_preferred() -> None:
     assert [fit.device.index for fit in nearest(node_of(*devices, links=links), fits, 2)] == [1, 2]
 
 
-def test_required_devices_are_joined_by_their_nearest_neighbours() -> None:
+def test_required_devices_are_completed_with_their_nearest_neighbours() -> None:
     devices = [h200(i) for i in range(8)]
     pair = {("GPU-1", "GPU-6"), ("GPU-6", "GPU-1")}
     links = {
@@ -83,7 +83,7 @@ def test_required_devices_are_joined_by_their_nearest_neighbours() -> None:
     assert nearest_devices(node, uuids, ["GPU-2"], 3)[0] == "GPU-2"
 
 
-def test_without_links_one_numa_node_and_then_the_order_decide() -> None:
+def test_without_links_first_the_numa_node_and_then_the_order_of_devices_decides() -> None:
     node = h200_node(8)  # four devices to a NUMA node
     uuids = [f"GPU-{i}" for i in (5, 0, 1, 6, 7)]
     assert nearest_devices(node, uuids, [], 3) == ("GPU-5", "GPU-6", "GPU-7")

@@ -35,33 +35,33 @@ def steps(made: DevicePlan) -> list[str]:
     return [step.words for step in made.steps]
 
 
-def test_a_device_without_mig_is_refused() -> None:
+def test_a_layout_for_a_device_without_mig_is_refused() -> None:
     for mig in (Mig(), Mig(capable=True)):
         with pytest.raises(VgpuError) as caught:
             plan_device(h200(0, mig=mig), EMPTY, NO_POOL, ["1g.18gb"])
         assert caught.value.code is ErrorCode.UNSUPPORTED
 
 
-def test_a_layout_switches_mig_mode_on_first() -> None:
+def test_a_plan_for_a_layout_first_switches_mig_mode_on() -> None:
     made = plan("3g.71gb", on=False)
     assert made.possible
     assert steps(made) == ["enable MIG mode", "create 3g.71gb at memory slice 4"]
     assert [step.fault_point for step in made.steps] == ["enable", "create-9@4"]
 
 
-def test_a_device_in_another_mode_prevents_a_layout() -> None:
+def test_a_device_in_another_mode_gets_no_mig_layout() -> None:
     made = plan("3g.71gb", on=False, use=used(Mode.PRELOAD, GIB))
     assert (made.possible, made.steps) == (False, ())
     assert made.obstacle == "device 0 is in mode preload with 1 allocation"
 
 
-def test_a_pending_reset_of_the_device_prevents_a_layout() -> None:
+def test_a_device_with_a_pending_reset_gets_no_mig_layout() -> None:
     waiting = h200(0, mig=Mig(capable=True, current=False, pending=True, profiles=H200_PROFILES))
     made = plan_device(waiting, EMPTY, NO_POOL, ["3g.71gb"])
     assert made.obstacle == "device 0 has a reset due, which brings MIG mode on"
 
 
-def test_a_foreign_instance_blocks_a_layout() -> None:
+def test_a_foreign_mig_instance_blocks_a_layout_in_its_place() -> None:
     made = plan("7g.141gb", instance(1, 19, 0))
     assert made.blockers == (key(19, 0),)
 
@@ -73,7 +73,7 @@ def test_layout_off_destroys_idle_instances_and_switches_mig_mode_off() -> None:
     assert plan("off", on=False, use=used(Mode.MPS, GIB)).steps == ()
 
 
-def test_disabling_mig_is_blocked_by_used_and_unknown_instances() -> None:
+def test_mig_mode_is_not_disabled_while_used_or_unknown_instances_exist() -> None:
     held = plan("off", instance(1, 19, 0), pool=pool_of((19, 0)), use=used_mig((19, 0)))
     assert (held.blockers, held.steps) == ((key(19, 0),), ())
     unknown = GpuInstance(1, 77, Placement(0, 1), ())
@@ -100,7 +100,7 @@ def test_defrag_moves_an_idle_instance_to_fit_a_larger_one() -> None:
     assert made.layout is None
 
 
-def test_defrag_keeps_a_fixed_layout_with_the_moved_instance() -> None:
+def test_after_a_defrag_the_fixed_layout_has_the_moved_instance_in_its_new_place() -> None:
     fixed = replace(pool_of((19, 0), (19, 4)), layout=frozenset({key(19, 0), key(19, 4)}))
     made = plan_defrag(h200(0, mig_on=True, instances=SPREAD), EMPTY, fixed)
     (gone,) = [step.key for step in made.steps if step.do.value == "destroy"]

@@ -42,12 +42,14 @@ def problems(tmp_path: Path, rule: str, node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", FITS)
-def test_a_policy_that_the_node_can_keep_has_no_misfits(tmp_path: Path, rule: str) -> None:
+def test_a_policy_that_suits_the_devices_of_the_node_has_no_misfits(tmp_path: Path, rule: str) -> None:
     assert problems(tmp_path, rule, h200_node(8)) == []
 
 
 @pytest.mark.parametrize(("rule", "said"), MISFITS)
-def test_a_misfit_is_reported_once_with_file_line_and_key(tmp_path: Path, rule: str, said: str) -> None:
+def test_a_policy_rule_that_does_not_suit_the_devices_is_reported_once_with_file_line_and_key(
+    tmp_path: Path, rule: str, said: str
+) -> None:
     (found,) = problems(tmp_path, rule, h200_node(8))
     line = 2 + len(rule.splitlines())
     assert found.startswith(f"{tmp_path}/vgpud.toml:{line}: device[0].")

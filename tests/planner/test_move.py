@@ -33,7 +33,7 @@ def going(allocation: Allocation, *to: int, others: tuple[Allocation, ...] = ())
     return replace(allocation, slices=slices, state=State.SUSPENDING)
 
 
-def test_a_move_holds_source_and_destination() -> None:
+def test_a_move_holds_room_on_source_and_destination() -> None:
     use = use_of([going(held(0, 1), 0, 3)])
     assert {UUIDS.index(uuid): one.memory_bytes // GIB for uuid, one in use.items()} == {0: 10, 1: 10, 3: 10}
 
@@ -77,7 +77,9 @@ def test_a_move_of_a_tenant_that_cannot_move_is_refused() -> None:
     rules.check_movable(held(0), NODE)
 
 
-def test_a_move_probes_the_device_before_it_holds_the_tenant_and_saves_memory_before_it_records() -> None:
+def test_a_move_chooses_the_engine_before_it_stops_the_tenant_and_saves_memory_before_it_is_recorded() -> (
+    None
+):
     kinds = [step.kind for step in rules.move_steps(going(held(0, 1), 2, 3))]
     order = [
         StepKind.RECORD_INTENT,
@@ -90,7 +92,7 @@ def test_a_move_probes_the_device_before_it_holds_the_tenant_and_saves_memory_be
     assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
 
 
-def test_a_target_device_near_the_allocations_other_slices_comes_first() -> None:
+def test_of_target_devices_one_near_the_allocations_other_slices_comes_first() -> None:
     near = {(UUIDS[0], UUIDS[4]): Link.NVLINK, (UUIDS[4], UUIDS[0]): Link.NVLINK}
     node = replace(NODE, links=near)
     ends = rules.ends_by_nearness(held(0, 1), UUIDS[1], node, {}, spread=False)
@@ -98,7 +100,7 @@ def test_a_target_device_near_the_allocations_other_slices_comes_first() -> None
     assert set(ends) == set(UUIDS) - {UUIDS[0], UUIDS[1]}
 
 
-def test_the_fuller_target_device_comes_first_unless_the_strategy_is_spread() -> None:
+def test_of_target_devices_the_fuller_comes_first_unless_the_strategy_is_spread() -> None:
     use = use_of([held(3, name="b")])
     ends = rules.ends_by_nearness(held(0), UUIDS[0], NODE, use, spread=False)
     assert ends[0] == UUIDS[3]

@@ -65,13 +65,15 @@ def test_the_device_map_of_a_restore_names_every_visible_card_once(
 
 
 @given(st.permutations(range(6)), st.sets(st.sampled_from(UUIDS)))
-def test_two_tenants_that_exchange_devices_return_by_the_same_map(order: list[int], seen: set[str]) -> None:
+def test_the_device_map_of_a_move_back_is_the_inverse_of_that_of_the_move(
+    order: list[int], seen: set[str]
+) -> None:
     old, new = [UUIDS[i] for i in order[:2]], [UUIDS[i] for i in order[2:4]]
     back = device_map(new, old, seen)
     assert {to: source for source, to in device_map(old, new, seen).items()} == back
 
 
-def test_a_chain_of_moves_maps_to_a_device_of_the_same_model() -> None:
+def test_the_device_map_closes_a_chain_of_moves_onto_its_first_device() -> None:
     """Each chain of moves maps its last device to its first one. So no memory moves between different models
     of card, although several chains exist.
     """
@@ -83,7 +85,7 @@ def test_a_chain_of_moves_maps_to_a_device_of_the_same_model() -> None:
 
 
 @given(ORDERS)
-def test_the_record_of_a_suspended_process_keeps_the_device_of_its_save(
+def test_the_record_of_a_suspended_process_keeps_the_device_on_which_it_was_saved(
     places: list[tuple[int, int]],
 ) -> None:
     allocation = away(held(0, 1))
@@ -96,13 +98,13 @@ def test_the_record_of_a_suspended_process_keeps_the_device_of_its_save(
         assert (process.saved_on == "") == (devices_of(at) == devices_of(allocation))
 
 
-def test_a_tenant_back_on_its_device_has_no_map() -> None:
+def test_a_tenant_that_is_back_on_its_device_needs_no_device_map() -> None:
     there = moved(away(held(0, 1)), 2, 3)
     assert there.suspended[0].saved_on == f"{UUIDS[0]},{UUIDS[1]}"
     assert moved(there, 0, 1) == away(held(0, 1))
 
 
-def test_a_running_tenant_has_no_map() -> None:
+def test_a_running_tenant_has_no_device_map() -> None:
     running = replace(going(held(0), 1), state=State.SUSPENDING, suspended=(PROCESS,))
     assert rules.turned(running).suspended == (PROCESS,)
 
@@ -110,7 +112,7 @@ def test_a_running_tenant_has_no_map() -> None:
 # --- requirements
 
 
-def test_a_suspended_move_takes_no_room() -> None:
+def test_the_move_of_a_suspended_tenant_takes_no_memory_of_devices() -> None:
     full = held(1, name="b", gib=138)
     on_its_way = going(away(held(0)), 1, others=(full,))
     use = use_of([on_its_way, full])
@@ -126,7 +128,7 @@ def few_tenants() -> Policy:
     return Policy(device=(DeviceRule(mode="preload", preload=PreloadSettings(max_tenants=1)),))
 
 
-def test_a_suspended_move_to_a_device_that_is_too_small_is_refused() -> None:
+def test_the_move_of_a_suspended_tenant_to_a_device_that_is_too_small_is_refused() -> None:
     huge = away(held(0, gib=200))
     with pytest.raises(VgpuError, match="never fit") as refused:
         going(huge, 1, policy=Policy(device=(DeviceRule(preload=PreloadSettings(memory_overcommit=2.0)),)))
@@ -152,14 +154,14 @@ def test_a_suspended_whole_card_moves_to_a_used_device_and_holds_no_part_of_it()
     assert StepKind.UNAPPLY_MODE not in kinds
 
 
-def test_a_suspended_move_locks_and_resumes_nothing() -> None:
+def test_the_move_of_a_suspended_tenant_locks_and_restores_no_process() -> None:
     kinds = [step.kind for step in rules.move_steps(going(away(held(0, 1)), 2, 3))]
     order = [StepKind.RECORD_INTENT, StepKind.SAVE, StepKind.RECORD_MOVE, StepKind.ATTACH, StepKind.COMMIT]
     assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
     assert not {StepKind.LOCK, StepKind.RESTORE, StepKind.UNLOCK} & set(kinds)
 
 
-def test_a_tenant_does_not_resume_while_the_device_it_was_saved_on_is_absent() -> None:
+def test_a_tenant_cannot_resume_while_the_device_it_was_saved_on_is_absent() -> None:
     there = moved(away(held(0)), 1)
     check_room(there, NODE, {})
     with pytest.raises(VgpuError, match="was saved on device"):

@@ -43,19 +43,19 @@ def own(*instances: GpuInstance) -> frozenset[tuple[int, Placement]]:
 IDLE = instance(1, 19, 2)
 
 
-def test_an_idle_instance_of_vgpud_is_used_before_another_is_made() -> None:
+def test_an_idle_mig_instance_of_vgpud_is_used_before_another_is_made() -> None:
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)))) == 2
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), busy=(1,))) != 2
     assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), held=((19, 2),))) != 2
 
 
-def test_an_instance_of_others_is_lent_only_by_policy() -> None:
+def test_a_mig_instance_made_outside_vgpud_is_allocated_only_if_the_policy_lends_it() -> None:
     assert start(decide("1g.18gb", (IDLE,), Pool())) != 2
     assert start(decide("1g.18gb", (IDLE,), Pool(foreign="lend"))) == 2
     assert start(decide("1g.18gb", (IDLE,), Pool(foreign="lend"), busy=(1,))) != 2
 
 
-def test_an_idle_instance_in_the_way_is_destroyed_and_made_again_at_another_place() -> None:
+def test_an_idle_mig_instance_in_the_way_is_made_again_at_another_place() -> None:
     decision = decide("4g.71gb", (IDLE,), Pool(own(IDLE)))
     assert start(decision) == 0
     (move,) = decision.moves
@@ -79,7 +79,7 @@ def test_mig_instances_in_use_and_foreign_ones_are_never_moved() -> None:
     assert decide("4g.71gb", (IDLE,), Pool(foreign="remove")).moves
 
 
-def test_a_fixed_layout_allocates_only_its_instances() -> None:
+def test_with_a_fixed_layout_only_its_mig_instances_are_allocated() -> None:
     fixed = Pool(layout=frozenset({(9, Placement(4, 4))}), dynamic=False)
     assert start(decide("3g.71gb", (), fixed)) == 4
     refused = decide("1g.18gb", (), fixed)
@@ -89,7 +89,7 @@ def test_a_fixed_layout_allocates_only_its_instances() -> None:
     assert full.refusal is not None
 
 
-def test_as_few_idle_instances_as_possible_are_moved() -> None:
+def test_as_few_idle_mig_instances_as_possible_are_moved() -> None:
     """A 2g is requested, and idle 1g are at 0, 2, 4 and 5. One move of the 1g at 0 or 2 is enough, which is
     the minimum.
     """

@@ -37,7 +37,7 @@ def sentence(rule: QuotaRule, *wanted: Slice, owner: Owner = ALICE, instead_of: 
     return refusal.sentence
 
 
-def test_without_a_rule_there_is_no_quota() -> None:
+def test_without_a_quota_rule_there_is_no_quota() -> None:
     assert over_quota(Policy(), NODE, ALICE, [held(i) for i in range(9)], (piece(1000),)) is None
 
 
@@ -88,7 +88,7 @@ def test_a_refusal_by_the_compute_quota_says_that_a_slice_without_cores_counts_a
         ),
     ],
 )
-def test_held_and_requested_sizes_count_together(
+def test_sizes_of_held_and_requested_slices_count_together_in_a_quota(
     rule: QuotaRule, wanted: tuple[Slice, ...], said: str | None
 ) -> None:
     """Sizes of held and requested slices count together. Allocations in release, and those of other users, do
@@ -124,7 +124,7 @@ def test_only_the_first_quota_rule_that_covers_the_user_counts() -> None:
         ((QuotaRule(gids=(100,), max_devices=0),), ErrorCode.OVER_QUOTA),
     ],
 )
-def test_a_request_is_refused_while_its_quota_rule_needs_an_unknown_account(
+def test_a_request_is_refused_while_the_account_for_its_quota_rule_is_unknown(
     rules: tuple[QuotaRule, ...], code: ErrorCode | None
 ) -> None:
     over = over_quota(Policy(quota=rules), NODE, Owner(1000, 100), (), (piece(),), account=UNKNOWN)
@@ -165,7 +165,7 @@ OF_LAB = QuotaRule(groups=("lab",), max_priority="above-normal")
         ((QuotaRule(uids=(0,)),), ROOT, "above-normal", ErrorCode.DENIED_BY_POLICY),
     ],
 )
-def test_priority_is_for_users_to_whom_the_policy_gives_it(
+def test_a_priority_is_refused_unless_the_users_quota_rule_allows_it(
     rules: tuple[QuotaRule, ...], owner: Owner, priority: str, code: ErrorCode | None
 ) -> None:
     account = Account("alice", frozenset({300}), frozenset({"lab"}))
@@ -175,12 +175,12 @@ def test_priority_is_for_users_to_whom_the_policy_gives_it(
     assert over is None or 'max_priority = "above-normal"' in over.hint
 
 
-def test_root_has_a_quota_where_it_is_named() -> None:
+def test_root_has_a_quota_only_if_a_rule_names_it() -> None:
     assert sentence(QuotaRule(max_allocations=0), owner=ROOT) is None
     assert sentence(QuotaRule(uids=(0,), max_allocations=0), owner=ROOT) is not None
 
 
-def test_all_uids_of_a_user_share_its_quota() -> None:
+def test_all_subordinate_uids_of_a_user_share_its_quota() -> None:
     """All subordinate uids of a user share its quota: 65 536 uids do not have 65 536 quotas. A rule by group
     uses the groups of the user's account.
     """
@@ -211,7 +211,9 @@ def small(number: int, owner: Owner = ALICE, mode: Mode = Mode.PRELOAD) -> Alloc
         (Policy(device=(DeviceRule(mode="preload", preload=PreloadSettings(max_tenants=8)),)), ALICE, 6),
     ],
 )
-def test_small_slices_of_one_user_leave_places_to_others(policy: Policy, owner: Owner, most: int) -> None:
+def test_small_slices_of_one_user_leave_places_on_a_device_to_others(
+    policy: Policy, owner: Owner, most: int
+) -> None:
     have: list[Allocation] = []
     while len(have) < 64 and over_quota(policy, NODE, owner, have, small(0).slices) is None:
         have.append(small(len(have), owner))
@@ -219,7 +221,7 @@ def test_small_slices_of_one_user_leave_places_to_others(policy: Policy, owner: 
     assert over_quota(policy, NODE, BOB, have, small(0).slices) is None
 
 
-def test_the_bound_of_places_applies_to_new_shared_slices_only() -> None:
+def test_the_bound_of_slices_for_each_user_applies_to_new_shared_slices_only() -> None:
     have = [small(number) for number in range(60)]
     assert over_quota(Policy(), NODE, ALICE, have, small(0).slices, instead_of="a7") is None
     whole = [small(number, mode=Mode.EXCLUSIVE) for number in range(60)]

@@ -243,7 +243,7 @@ def there(**changes: object) -> World:
         ),
     ],
 )
-def test_each_difference_leads_to_one_action(
+def test_each_difference_between_ledger_and_node_leads_to_one_action(
     allocation: Allocation, world: World, kind: ActionKind, reason: str
 ) -> None:
     world.ledger["a"] = allocation
@@ -265,12 +265,12 @@ def test_each_difference_leads_to_one_action(
         ),
     ],
 )
-def test_a_consistent_allocation_needs_no_action(allocation: Allocation, world: World) -> None:
+def test_an_allocation_that_matches_the_node_needs_no_action(allocation: Allocation, world: World) -> None:
     world.ledger["a"] = allocation
     assert world.reconcile() == ()
 
 
-def test_orphans_are_removed_and_foreign_instances_stay() -> None:
+def test_orphans_are_removed_and_foreign_mig_instances_stay() -> None:
     mine = InstancePlace("GPU-1", 19, Placement(6, 1))
     gone = InstancePlace("GPU-1", 19, Placement(5, 1))
     world = World(
@@ -292,7 +292,7 @@ def test_orphans_are_removed_and_foreign_instances_stay() -> None:
     )
 
 
-def test_an_instance_on_a_lost_device_waits_for_the_device() -> None:
+def test_an_orphaned_mig_instance_on_a_lost_device_waits_for_the_device() -> None:
     world = World(records={InstancePlace("GPU-1", 19, Placement(6, 1))}, lost={"GPU-1"})
     assert world.reconcile() == ()
 
@@ -306,7 +306,7 @@ def test_orphans_are_removed_before_missing_parts_are_made() -> None:
     assert kinds == [ActionKind.UNDO, ActionKind.REMOVE_SPEC, ActionKind.MARK_FAILED, ActionKind.REPAIR]
 
 
-def test_an_orphaned_instance_is_removed_for_an_allocated_one() -> None:
+def test_an_orphaned_mig_instance_is_removed_for_an_allocated_one() -> None:
     orphan = InstancePlace("GPU-0", 19, Placement(5, 1))
     world = there(leases=set(), instances={orphan}, records={orphan, MIG_PLACE})
     world.ledger["a"] = held(MIG_SLICE)

@@ -44,7 +44,7 @@ def told(plan: Plan) -> list[str]:
     return [f"{move.kind.value} {move.id}" + (f" {move.place}" if move.place else "") for move in plan.moves]
 
 
-def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
+def test_an_idle_tenant_is_suspended_when_its_idle_time_is_over_and_not_before() -> None:
     lazy = here("a", 50, rules=IDLE, active_at=100)
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
@@ -55,13 +55,13 @@ def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
 
 
-def test_a_tenant_that_asks_is_resumed_where_there_is_room() -> None:
+def test_a_suspended_tenant_that_asks_is_resumed_if_there_is_room() -> None:
     assert told(decide(9, [here("a", 40), away("b", 60)], CARD)) == ["resume b"]
     assert told(decide(9, [here("a", 40), away("b", 60, None)], CARD)) == []
     assert told(decide(9, [here("a", 40), away("b", 60, cause=Cause.HAND)], CARD)) == []
 
 
-def test_the_longest_resident_makes_room_when_its_turn_is_over() -> None:
+def test_the_tenant_that_is_resident_longest_makes_room_when_its_turn_is_over() -> None:
     tenants = [here("a", 75, since=10), away("b", 75, wants=11)]
     early = decide(14, tenants, CARD)
     assert (told(early), early.again) == (["wait b 1"], 15)
@@ -72,7 +72,7 @@ def test_the_longest_resident_makes_room_when_its_turn_is_over() -> None:
     assert told(decide(9, three, CARD)) == ["suspend c", "suspend b", "wait d 1"]
 
 
-def test_without_turns_a_tenant_waits_until_another_goes_idle() -> None:
+def test_without_turns_a_suspended_tenant_waits_until_another_goes_idle() -> None:
     tenants = [here("a", 75, rules=IDLE), away("b", 75, rules=IDLE)]
     waits = decide(599, tenants, CARD)
     assert told(waits) == ["wait b 1"]
@@ -83,7 +83,7 @@ def test_without_turns_a_tenant_waits_until_another_goes_idle() -> None:
     assert told(decide(600, patient[:1], CARD)) == []
 
 
-def test_tenants_are_resumed_in_order_and_priority_is_worth_a_turn() -> None:
+def test_tenants_are_resumed_first_come_first_served_and_each_rank_counts_as_one_turn() -> None:
     queue = [here("a", 90), away("c", 50, 2), away("b", 50, 1), away("small", 10, 3)]
     assert told(decide(4, queue, CARD)) == ["wait b 1", "wait c 2", "wait small 3"]
     queue[1] = replace(queue[1], rank=1)
@@ -119,13 +119,13 @@ def test_the_tenants_resumed_last_are_suspended_if_not_all_residents_fit() -> No
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
-def test_a_tenant_that_is_being_allocated_takes_room_and_makes_no_other_leave() -> None:
+def test_a_tenant_that_is_being_allocated_takes_room_and_suspends_no_other() -> None:
     new = here("b", 75, where=Where.NEW, rules=Rules())
     assert told(decide(2, [here("a", 75), new], CARD)) == []
     assert told(decide(2, [new, away("c", 50)], CARD)) == ["wait c 1"]
 
 
-def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> None:
+def test_memory_that_suspended_tenants_keep_is_evicted_for_a_tenant_that_needs_the_room() -> None:
     """Swapped-out tenants keep memory on the device while it has room. That memory is evicted for a tenant
     that does not fit beside it.
     """
@@ -292,7 +292,7 @@ def test_memory_that_suspended_tenants_keep_delays_no_other(lives: list[Life], s
         assert all(waited <= bound for waited in life.waits), (life.waits, bound)
 
 
-def test_one_plan_suspends_a_tenant_and_resumes_the_next_in_its_place() -> None:
+def test_one_plan_suspends_a_tenant_and_resumes_another_in_its_place() -> None:
     turning: dict[str, Any] = {"rules": TURNS, "swaps": True}
     first = here("a", 60, **turning, stays=((GPU, 1),))
     second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))
@@ -309,7 +309,7 @@ def test_one_plan_suspends_a_tenant_and_resumes_the_next_in_its_place() -> None:
 
 @settings(max_examples=examples(40))
 @given(lives_of(turns=False))
-def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
+def test_suspensions_of_one_tenant_are_at_least_its_idle_and_residence_time_apart(lives: list[Life]) -> None:
     """No pattern of work makes tenants thrash: two suspensions of one tenant are at least its idle time and
     its minimum residence apart.
     """
@@ -326,7 +326,7 @@ def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
 
 @settings(max_examples=examples(30))
 @given(lives_of(turns=True))
-def test_every_planned_suspension_and_resumption_is_made(lives: list[Life]) -> None:
+def test_every_tenant_completes_its_work_under_any_pattern_of_work(lives: list[Life]) -> None:
     todo = sum(work for life in lives for _, work in life.spells)
     switches = (todo / 5 + 6 * len(lives)) * (2 * SWITCH + 2 * STEP) * 2
     live(lives, todo + switches + 60, begin_away=True)
@@ -386,14 +386,14 @@ def test_notebooks_with_twice_the_memory_of_their_card_have_a_short_median_wait(
     assert sorted(found.waits)[len(found.waits) // 2] <= 10
 
 
-def test_a_tenant_that_works_just_after_each_suspension_is_soon_left_resident() -> None:
+def test_a_tenant_that_works_just_after_each_idle_suspension_is_suspended_less_and_less() -> None:
     traces = metronomes(2, 605, 0.3)
     patient = replay(traces, Rules(idle_seconds=600), 0.3)
     hasty = replay(traces, Rules(idle_seconds=600), 0.3, patient=False)
     assert patient.most_suspensions <= 4 < hasty.most_suspensions / 2
 
 
-def test_simulated_shared_serving_has_the_figures_of_the_trace_and_short_waits() -> None:
+def test_the_simulated_serving_load_has_the_figures_of_its_trace_and_short_waits() -> None:
     pods = pool_replay.day(seconds=4 * 3600)
     drawn = pool_replay.figures(pods)
     for (what, value), real in zip(drawn.items(), pool_replay.TRACE, strict=True):

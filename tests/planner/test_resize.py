@@ -26,12 +26,12 @@ def refused(memory: int | None, share: Percent | None = None, mine: Allocation =
 
 
 @pytest.mark.parametrize("memory", [MIB, 4 * GIB, H200_USABLE - 100 * GIB])
-def test_every_slice_gets_the_new_memory(memory: int) -> None:
+def test_a_resize_gives_every_slice_the_new_memory(memory: int) -> None:
     made = resize_slices(MINE, memory, None, NODE, USE, AUTO)
     assert made == tuple(replace(piece, memory_bytes=memory) for piece in PIECES)
 
 
-def test_the_fullest_device_bounds_the_new_size_of_all_slices() -> None:
+def test_in_a_resize_the_fullest_device_bounds_the_new_size_of_all_slices() -> None:
     error = refused(H200_USABLE - 100 * GIB + 1)
     assert error.code is ErrorCode.NO_CAPACITY
     assert error.hint == "ask for at most 39.8GiB"
@@ -47,7 +47,7 @@ def test_a_resize_may_change_only_the_share() -> None:
     assert [piece.share for piece in made] == [Percent(3000)] * 2
 
 
-def test_shares_do_not_pass_the_whole_device() -> None:
+def test_a_resize_does_not_let_shares_exceed_the_whole_device() -> None:
     much = tuple(Slice(uuid, Mode.PRELOAD, GIB, Percent(8000)) for uuid in ("GPU-0", "GPU-1"))
     crowded = use_of([MINE, Allocation("b", request(), State.ACTIVE, much)])
     with pytest.raises(VgpuError) as info:
@@ -59,12 +59,12 @@ def test_shares_do_not_pass_the_whole_device() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.MPS, Mode.MIG, Mode.EXCLUSIVE])
-def test_slices_of_other_modes_keep_their_size(mode: Mode) -> None:
+def test_slices_of_modes_that_cannot_be_resized_keep_their_size(mode: Mode) -> None:
     fixed = replace(MINE, slices=(Slice("GPU-0", mode, GIB),))
     assert refused(2 * GIB, mine=fixed).code is ErrorCode.UNSUPPORTED
 
 
-def test_a_resize_without_a_change_or_with_an_unknown_device_is_an_error() -> None:
+def test_a_resize_to_no_size_or_of_a_slice_on_an_unknown_device_is_an_error() -> None:
     assert refused(None).code is ErrorCode.BAD_REQUEST
     assert refused(0).code is ErrorCode.BAD_QUANTITY
     gone = replace(MINE, slices=(Slice("GPU-9", Mode.PRELOAD, GIB),))
@@ -88,7 +88,7 @@ def test_a_resize_counts_the_policys_overcommit() -> None:
         assert caught.value.code is ErrorCode.NO_CAPACITY
 
 
-def test_a_smaller_size_is_always_possible() -> None:
+def test_a_resize_to_a_smaller_size_is_always_possible() -> None:
     """A resize to a smaller size is always possible, even if the policy allowed more when the other tenants
     started.
     """
@@ -99,7 +99,7 @@ def test_a_smaller_size_is_always_possible() -> None:
         resize_slices(MINE, 5 * GIB, None, NODE, crowded, AUTO)
 
 
-def test_a_quota_on_a_mig_instance_is_bounded_by_the_instance() -> None:
+def test_a_resize_of_a_quota_inside_a_mig_instance_is_bounded_by_the_instance() -> None:
     profile = H200_PROFILES[0]
     mig = MigSlice(profile.id, profile.name, profile.placements[0])
     mine = replace(MINE, slices=(Slice("GPU-0", Mode.PRELOAD, 4 * GIB, None, mig),))

@@ -80,13 +80,13 @@ def test_a_suspension_needs_free_host_memory(wanted: int, held: int, limit: int 
         (0, 0, (0, 0, 0, 0), {}),
     ],
 )
-def test_what_stays_is_contexts_and_physical_memory_beside_what_libvgpu_reports(
+def test_memory_that_stays_on_the_device_is_listed_by_kind_with_contexts_as_the_rest(
     stays: int, unevictable: int, reported: tuple[int, ...], kinds: dict[str, int]
 ) -> None:
     assert dict(stays_by_kind(stays, unevictable, reported)) == kinds
 
 
-def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenant_back() -> None:
+def test_a_device_that_is_absent_or_full_or_in_another_mode_does_not_take_its_tenant_back() -> None:
     def refused(allocation: Allocation, mode: Mode | None = None, memory_bytes: int = 0) -> ErrorCode:
         with pytest.raises(VgpuError) as caught:
             check_room(allocation, NODE, {} if mode is None else {"GPU-0": used(mode, memory_bytes)})
@@ -104,7 +104,7 @@ def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenan
     check_room(tenant(), NODE, {"GPU-0": used(Mode.PRELOAD, H200_USABLE - 4 * GIB)})
 
 
-def test_programs_of_others_on_the_card_leave_too_little_to_resume() -> None:
+def test_a_resume_is_refused_if_other_programs_leave_too_little_memory() -> None:
     saved = replace(tenant(), suspended=(SuspendedProcess(1, 1, 8 * GIB),))
     full = node_of(h200(0, memory_used_bytes=H200_USABLE - 7 * GIB))
     with pytest.raises(

@@ -63,7 +63,7 @@ def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -
 
 @pytest.mark.parametrize("card", CARDS)
 @given(data=st.data())
-def test_making_room_destroys_and_then_moves_as_few_idle_instances_as_possible(
+def test_making_room_destroys_or_moves_as_few_idle_mig_instances_as_possible(
     card: str, data: st.DataObject
 ) -> None:
     profiles = CARDS[card]
@@ -102,7 +102,7 @@ def brute_room(
 
 
 @given(data=st.data())
-def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> None:
+def test_after_each_step_of_a_change_of_layout_the_mig_layout_is_legal(data: st.DataObject) -> None:
     geometry = geometry_for(H200_PROFILES)
     states = sorted(every_state(H200_PROFILES), key=sorted)
     now = set(data.draw(st.sampled_from(states)))

@@ -25,7 +25,9 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.randoms(use_true_random=False))
-def test_removing_all_slices_in_any_order_leaves_no_use(pieces: list[Slice], random: object) -> None:
+def test_removing_all_slices_of_a_device_in_any_order_leaves_no_use(
+    pieces: list[Slice], random: object
+) -> None:
     use = EMPTY
     for piece in pieces:
         use = use.with_slice(piece)
@@ -44,7 +46,7 @@ def test_a_share_that_is_not_limited_adds_nothing() -> None:
     assert use.share_hundredths == 2500
 
 
-def test_an_instance_is_removed_by_its_placement_not_its_ids() -> None:
+def test_a_mig_slice_is_removed_from_the_use_by_its_placement_and_not_by_its_ids() -> None:
     planned = MigSlice(19, "1g.18gb", Placement(6, 1))
     made = MigSlice(19, "1g.18gb", Placement(6, 1), gpu_instance_id=7, compute_instance_id=0, uuid="MIG-1")
     other = MigSlice(19, "1g.18gb", Placement(5, 1))
@@ -54,7 +56,7 @@ def test_an_instance_is_removed_by_its_placement_not_its_ids() -> None:
     assert use.without_slice(Slice("GPU-0", Mode.MIG, GIB, None, made)).mig == (other,)
 
 
-def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
+def test_a_whole_card_counts_as_free_while_its_tenant_is_suspended_or_released() -> None:
     """A tenant on a whole device has left it for a time (suspended) or for good (releasing). The device
     counts as free, and a start counts both before it finishes the release.
     """
@@ -66,7 +68,7 @@ def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
         use_of([beside, Allocation("a", request(), State.ACTIVE, (card,))])
 
 
-def test_slices_of_two_modes_on_one_device_are_a_bug() -> None:
+def test_slices_of_two_modes_on_one_device_raise_the_error_bug() -> None:
     use = EMPTY.with_slice(Slice("GPU-0", Mode.MPS, GIB))
     with pytest.raises(VgpuError) as caught:
         use.with_slice(Slice("GPU-0", Mode.PRELOAD, GIB))
@@ -74,7 +76,7 @@ def test_slices_of_two_modes_on_one_device_are_a_bug() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.MPS, Mode.PRELOAD])
-def test_removing_an_absent_slice_is_a_bug(mode: Mode) -> None:
+def test_removing_an_absent_slice_from_the_use_raises_the_error_bug(mode: Mode) -> None:
     with pytest.raises(VgpuError) as caught:
         EMPTY.without_slice(Slice("GPU-0", mode, GIB))
     assert caught.value.code is ErrorCode.BUG
