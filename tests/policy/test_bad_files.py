@@ -83,7 +83,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         check(path)
 
 
-def test_an_error_about_a_single_mistake_is_the_sentence_of_that_mistake(tmp_path: Path) -> None:
+def test_the_error_about_a_single_mistake_is_only_the_sentence_about_it(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text("version = 1\nplaner = {}\n")
     with pytest.raises(VgpuError) as caught:
@@ -92,7 +92,7 @@ def test_an_error_about_a_single_mistake_is_the_sentence_of_that_mistake(tmp_pat
     assert caught.value.hint == "did you mean planner"
 
 
-def test_a_key_is_sought_among_those_of_its_table_before_unrelated_tables(tmp_path: Path) -> None:
+def test_the_hint_for_an_unknown_key_names_a_key_of_the_same_table_first(tmp_path: Path) -> None:
     """[[quota]] has no key `memory`: the hint names its `max_memory`, not the `memory` of [device.mps]."""
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nmemory = "100GiB"\n')
@@ -122,7 +122,7 @@ def test_mistakes_of_all_files_are_reported_together(etc: Etc) -> None:
     assert caught.value.sentence.startswith("the policy has 7 errors in 5 files, the first at ")
 
 
-def test_too_many_rules_are_refused(tmp_path: Path) -> None:
+def test_a_policy_with_too_many_rules_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text("version = 1\n" + "[[device]]\n" * 257)
     with pytest.raises(VgpuError, match=":2: device: has 257 entries"):

@@ -44,7 +44,7 @@ def test_the_four_example_policies_exist() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_each_device_gets_the_mode_that_the_comments_claim(path: Path) -> None:
+def test_each_device_of_an_example_gets_the_mode_that_the_comments_claim(path: Path) -> None:
     policy = check(path).policy
     expected = claims(path)
     assert len(expected) >= 5
@@ -52,7 +52,7 @@ def test_each_device_gets_the_mode_that_the_comments_claim(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_claims_show_every_rule_at_work(path: Path) -> None:
+def test_the_comments_of_each_example_name_a_device_for_every_rule(path: Path) -> None:
     policy = check(path).policy
     used = {id(policy.rule_for(device)) for device, _ in claims(path)}
     assert used == {id(rule) for rule in policy.device}
@@ -72,17 +72,17 @@ def uncommented(text: str, table: str) -> dict[str, str]:
     return found
 
 
-def test_the_shipped_main_file_changes_nothing() -> None:
+def test_the_shipped_main_policy_file_keeps_all_defaults() -> None:
     assert effective(check(MAIN).policy) == effective(Policy())
 
 
 @pytest.mark.parametrize("table", sorted(TABLES))
-def test_the_main_file_explains_every_key(table: str) -> None:
+def test_the_main_policy_file_explains_every_key(table: str) -> None:
     tables = {name.rpartition(".")[2] for name in TABLES if name.rpartition(".")[0] == table and name}
     assert set(uncommented(MAIN.read_text(), table)) == set(TABLES[table].model_fields) - tables
 
 
-def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None:
+def test_the_main_policy_file_without_its_comment_signs_loads_with_the_defaults(tmp_path: Path) -> None:
     text = re.sub(r"^#(?=\[|[a-z0-9_]+ = )", "", MAIN.read_text(), flags=re.MULTILINE)
     text = text.replace(
         "GPU-00000000-0000-0000-0000-000000000000", "GPU-12345678-0000-0000-0000-000000000000"
@@ -111,7 +111,7 @@ def test_the_uncommented_example_loads_with_the_defaults(tmp_path: Path) -> None
     assert all(value is not None for value in dict(rule.match).values())
 
 
-def test_the_manual_names_every_key() -> None:
+def test_the_manual_names_every_key_of_the_policy() -> None:
     manual = (ROOT / "docs/policy.md").read_text()
     for table, model in TABLES.items():
         for key in model.model_fields:

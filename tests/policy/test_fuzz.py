@@ -93,7 +93,7 @@ BROKEN_LAYERS = st.lists(LINES | st.sampled_from(HEADERS), max_size=4).map("".jo
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(BROKEN_LAYERS, min_size=3, max_size=3))
-def test_any_layers_are_merged_or_refused(folder: Path, texts: list[str]) -> None:
+def test_any_policy_layers_are_merged_or_refused(folder: Path, texts: list[str]) -> None:
     paths = PolicyPaths(folder / "main.toml", folder / "vendor", None, folder / "admin")
     for directory, text in zip(("vendor", "admin"), texts[1:], strict=True):
         (folder / directory).mkdir(exist_ok=True)

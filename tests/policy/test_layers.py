@@ -14,14 +14,14 @@ SPREAD = '[planner]\nstrategy = "spread"\n'
 PACK = '[planner]\nstrategy = "pack"\n'
 
 
-def test_without_any_file_the_policy_is_built_in(etc: Etc) -> None:
+def test_without_any_policy_file_the_built_in_policy_applies(etc: Etc) -> None:
     loaded = etc.load()
     assert loaded.files == ()
     assert loaded.policy.device == ()
     assert {str(origin) for origin in loaded.origins.values()} == {"built-in"}
 
 
-def test_an_installed_daemon_reads_the_documented_places() -> None:
+def test_the_policy_paths_of_an_installed_daemon_are_the_documented_ones() -> None:
     paths = PolicyPaths()
     assert str(paths.main) == "/etc/vgpud/vgpud.toml"
     assert [str(d) for d in (paths.vendor_dir, paths.run_dir, paths.admin_dir)] == [
@@ -31,7 +31,7 @@ def test_an_installed_daemon_reads_the_documented_places() -> None:
     ]
 
 
-def test_layers_are_vendor_then_main_then_run_and_etc_by_name(etc: Etc) -> None:
+def test_policy_layers_are_vendor_then_main_then_run_and_etc_by_file_name(etc: Etc) -> None:
     for name in (
         "lib/conf.d/90-z.toml",
         "lib/conf.d/10-a.toml",
@@ -70,7 +70,7 @@ def test_layers_are_vendor_then_main_then_run_and_etc_by_name(etc: Etc) -> None:
         ({"lib/conf.d/50-x.toml": SPREAD, "etc/conf.d/50-x.toml": ""}, "built-in"),
     ],
 )
-def test_the_highest_layer_wins_and_a_drop_in_hides_lower_ones_of_its_name(
+def test_the_highest_policy_layer_wins_and_a_drop_in_hides_lower_ones_of_its_name(
     etc: Etc, files: dict[str, str], winner: str
 ) -> None:
     for name, text in files.items():
@@ -93,33 +93,33 @@ def test_a_drop_in_that_links_to_dev_null_hides_lower_ones_of_its_name(etc: Etc,
     assert loaded.policy.planner.strategy == "pack"
 
 
-def test_a_file_in_etc_hides_a_mask_of_its_name_in_run(etc: Etc) -> None:
+def test_a_drop_in_in_etc_hides_a_mask_of_the_same_name_in_run(etc: Etc) -> None:
     etc.write("etc/conf.d/50-x.toml", SPREAD)
     (etc.root / "run/conf.d").mkdir(parents=True)
     (etc.root / "run/conf.d/50-x.toml").symlink_to("/dev/null")
     assert etc.load().policy.planner.strategy == "spread"
 
 
-def test_a_masked_file_is_not_even_read(etc: Etc) -> None:
+def test_a_masked_policy_file_is_not_read(etc: Etc) -> None:
     etc.write("lib/conf.d/50-x.toml", "not toml")
     etc.write("etc/conf.d/50-x.toml", "")
     assert etc.names(etc.load()) == ["etc/conf.d/50-x.toml"]
 
 
-def test_links_to_files_are_followed(etc: Etc) -> None:
+def test_symbolic_links_to_policy_files_are_followed(etc: Etc) -> None:
     target = etc.write("elsewhere", SPREAD)
     (etc.root / "etc/conf.d").mkdir(parents=True)
     (etc.root / "etc/conf.d/10-x.toml").symlink_to(target)
     assert etc.load().policy.planner.strategy == "spread"
 
 
-def test_only_files_with_suffix_toml_that_are_not_hidden_are_read(etc: Etc) -> None:
+def test_only_policy_files_with_suffix_toml_that_are_not_hidden_are_read(etc: Etc) -> None:
     for name in (".hidden.toml", "50-x.toml~", "50-x.toml.dpkg-new", "README", "50-x.TOML"):
         etc.write(f"etc/conf.d/{name}", "not toml")
     assert etc.load().files == ()
 
 
-def test_a_main_file_that_was_asked_for_must_exist(etc: Etc) -> None:
+def test_a_main_policy_file_that_is_required_must_exist(etc: Etc) -> None:
     missing = etc.root / "given.toml"
     assert load(PolicyPaths(missing, None, None, None)).files == ()
     with pytest.raises(VgpuError) as caught:
@@ -136,7 +136,7 @@ def only_detail(etc: Etc) -> str:
     return detail.removeprefix(f"{etc.root}/")
 
 
-def test_an_unreadable_file_is_an_error(etc: Etc) -> None:
+def test_an_unreadable_policy_file_is_an_error(etc: Etc) -> None:
     link = etc.root / "etc/conf.d/10-x.toml"
     link.parent.mkdir(parents=True)
     link.symlink_to("nowhere")
@@ -182,12 +182,12 @@ def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytes
     )
 
 
-def test_a_huge_file_is_refused_before_it_is_parsed(etc: Etc) -> None:
+def test_a_huge_policy_file_is_refused_before_it_is_parsed(etc: Etc) -> None:
     etc.write("etc/vgpud.toml", "version = 1\n" + "#" * 300_000)
     assert only_detail(etc).startswith("etc/vgpud.toml: is larger than 262144 bytes")
 
 
-def test_an_undecodable_file_name_can_be_reported(etc: Etc) -> None:
+def test_the_name_of_a_policy_file_that_is_not_utf8_can_be_reported(etc: Etc) -> None:
     directory = etc.root / "etc/conf.d"
     directory.mkdir(parents=True)
     (directory / os.fsdecode(b"\xff\n.toml")).write_text("planner = 3")

@@ -31,7 +31,7 @@ def modes(loaded: LoadedPolicy) -> list[str]:
     return [rule.mode for rule in loaded.policy.device]
 
 
-def test_tables_merge_key_by_key(etc: Etc) -> None:
+def test_tables_of_the_policy_layers_merge_key_by_key(etc: Etc) -> None:
     """Tables merge key by key: a drop-in that changes one key must not drop the table's other keys."""
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("etc/conf.d/50-x.toml", "[planner]\n")
@@ -50,7 +50,7 @@ def test_the_rules_of_a_drop_in_replace_all_rules_of_lower_layers(etc: Etc) -> N
     assert "device[1].mode" not in loaded.origins
 
 
-def test_a_rule_takes_nothing_from_the_rule_it_replaces(etc: Etc) -> None:
+def test_a_rule_of_a_drop_in_takes_nothing_from_the_rule_it_replaces(etc: Etc) -> None:
     """Rule 0 of the drop-in has no max_tenants: the default applies, and not the value of rule 0 in the main
     file.
     """
@@ -69,7 +69,7 @@ def test_an_empty_array_in_a_drop_in_removes_the_rules_of_lower_layers(etc: Etc)
     assert etc.origin(loaded, "device") == "etc/conf.d/50-x.toml:1"
 
 
-def test_every_effective_key_has_its_origin(etc: Etc) -> None:
+def test_every_effective_policy_key_has_its_origin(etc: Etc) -> None:
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("run/conf.d/50-x.toml", "version = 1\nplanner.strategy = 'pack'\n")
     loaded = etc.load()
@@ -105,7 +105,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
     }
 
 
-def test_a_device_gets_the_first_rule_that_covers_it(etc: Etc) -> None:
+def test_a_device_gets_the_first_policy_rule_that_covers_it(etc: Etc) -> None:
     etc.write(
         "etc/vgpud.toml", "version = 1\n[[device]]\nmode='mig'\nmatch.name='*A100*'\n[[device]]\nmode='mps'\n"
     )
@@ -115,7 +115,7 @@ def test_a_device_gets_the_first_rule_that_covers_it(etc: Etc) -> None:
     assert Policy().rule_for(Device("GPU-2", 1, "Tesla T4")).mode == "auto"
 
 
-def test_the_digest_covers_the_effective_policy(etc: Etc) -> None:
+def test_the_digest_of_a_policy_covers_its_effective_keys(etc: Etc) -> None:
     built_in = etc.load().digest
     etc.write("etc/vgpud.toml", "# stated defaults change nothing\nversion = 1\nplanner.strategy = 'pack'")
     assert etc.load().digest == built_in
@@ -154,23 +154,27 @@ def flat(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, .
 
 
 @given(TABLES, TABLES, TABLES)
-def test_merging_of_layers_is_associative(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
+def test_merging_of_policy_layers_is_associative(
+    a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]
+) -> None:
     assert deep_merge(deep_merge(a, b), c) == deep_merge(a, deep_merge(b, c))
 
 
 @given(TABLES, TABLES)
-def test_merging_keeps_every_key_and_the_higher_value(low: dict[str, Any], high: dict[str, Any]) -> None:
+def test_merging_keeps_every_key_and_the_value_of_the_higher_layer(
+    low: dict[str, Any], high: dict[str, Any]
+) -> None:
     before = repr((low, high))
     assert flat(deep_merge(low, high)) == flat(low) | flat(high)
     assert repr((low, high)) == before
 
 
 @given(TABLES)
-def test_merging_with_nothing_or_itself_changes_nothing(table: dict[str, Any]) -> None:
+def test_merging_a_layer_with_nothing_or_with_itself_changes_nothing(table: dict[str, Any]) -> None:
     assert deep_merge(table, {}) == deep_merge({}, table) == deep_merge(table, table) == table
 
 
 @given(TABLES, TABLES)
-def test_layers_that_share_no_key_may_come_in_any_order(a: dict[str, Any], b: dict[str, Any]) -> None:
+def test_policy_layers_that_share_no_key_may_come_in_any_order(a: dict[str, Any], b: dict[str, Any]) -> None:
     moved = {f"{key}2": value for key, value in b.items()}
     assert deep_merge(a, moved) == deep_merge(moved, a)

@@ -24,7 +24,7 @@ def paths_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield from paths_of(inner, (*path, key))
 
 
-def test_the_lines_of_headers_dotted_keys_and_arrays_are_found() -> None:
+def test_the_lines_of_toml_headers_dotted_keys_and_arrays_are_found() -> None:
     text = '''\
 version = 1 # comment
 
@@ -65,7 +65,7 @@ match = { name = "x = [y]", "memory_min" = '1GiB' }
     }
 
 
-def test_the_lines_in_nested_arrays_of_tables_are_found() -> None:
+def test_the_lines_of_keys_in_nested_arrays_of_tables_are_found() -> None:
     text = "[[a]]\n[[a.b]]\nc=1\n[[a.b]]\nc=2\n[[a]]\n[[a.b]]\nc=3\n[a.b.d]\ne=4\n"
     lines = locate(text)
     assert [lines["a", 0, "b", 0, "c"], lines["a", 0, "b", 1, "c"], lines["a", 1, "b", 0, "c"]] == [3, 5, 8]
@@ -73,7 +73,7 @@ def test_the_lines_in_nested_arrays_of_tables_are_found() -> None:
 
 
 @given(documents())
-def test_the_locator_agrees_with_the_parser_and_the_text(text: str) -> None:
+def test_the_locator_of_toml_keys_agrees_with_the_parser_and_the_text(text: str) -> None:
     paths = dict(paths_of(tomllib.loads(text)))
     lines = locate(text)
     assert lines.keys() == paths.keys()
@@ -104,7 +104,7 @@ def nearly_documents(draw: Any) -> str:
 @example('a = """"""\nb = ""')
 @example('a = """""x"""""\nb=1')
 @example("a = []\n[[b]]\n[b.c]\n[[b]]\n[b.c]")
-def test_every_key_that_tomllib_parses_has_a_line(text: str) -> None:
+def test_the_locator_gives_a_line_to_every_key_that_tomllib_parses(text: str) -> None:
     try:
         data = tomllib.loads(text)
     except ValueError:
@@ -123,7 +123,7 @@ def test_text_that_is_not_toml_is_refused_in_bounded_time(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a", "= 1", "[a", "[[a]", "a = ['x' 2]", "a = {b='' c=2}", "a = [", "a = {b"]
 )
-def test_broken_text_is_refused(text: str) -> None:
+def test_broken_toml_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="line 1 is not TOML"):
         locate(text)
 
@@ -136,14 +136,14 @@ def test_the_nesting_of_toml_is_bounded() -> None:
             locate(f"\n{beyond}")
 
 
-def test_a_key_path_is_spelled_on_one_line_as_toml() -> None:
+def test_a_path_of_toml_keys_is_written_on_one_line() -> None:
     assert spell(()) == ""
     assert spell(("device", 2, "match", "memory_min")) == "device[2].match.memory_min"
     assert spell(("a b", 'c"', "d\ne\x7f\U000e0001")) == '"a b"."c\\""."d\\u000Ae\\u007F\\U000E0001"'
 
 
 @given(st.text())
-def test_a_quoted_text_is_toml_on_one_line(text: str) -> None:
+def test_a_text_is_quoted_as_valid_toml_on_one_line(text: str) -> None:
     quoted = quote(text)
     assert len(quoted.splitlines()) == 1
     assert tomllib.loads(f"key = {quoted}")["key"] == text

@@ -44,7 +44,7 @@ def sizes(**words: str) -> dict[str, Any]:
         (Match(index=(3,), name="NVIDIA*", mig_capable=True), True),
     ],
 )
-def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bool) -> None:
+def test_a_match_covers_a_device_if_all_its_keys_agree(match: Match, covers: bool) -> None:
     assert match.covers(H200) is covers
 
 
@@ -75,7 +75,9 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
         (Match(index=(0,)), Match(index=(0,)), True),
     ],
 )
-def test_a_match_that_covers_all_devices_of_another_hides_it(wide: Match, narrow: Match, hides: bool) -> None:
+def test_a_match_hides_another_if_it_covers_all_devices_of_the_other(
+    wide: Match, narrow: Match, hides: bool
+) -> None:
     assert subsumes(wide, narrow) is hides
 
 
@@ -105,7 +107,7 @@ DEVICES = st.builds(
 
 
 @given(MATCHES, MATCHES, st.lists(DEVICES, min_size=1, max_size=8))
-def test_a_hidden_match_covers_only_devices_of_the_hiding_match(
+def test_a_hidden_match_covers_only_devices_that_the_hiding_match_covers(
     wide: Match, narrow: Match, devices: list[Device]
 ) -> None:
     if subsumes(wide, narrow):
@@ -123,7 +125,7 @@ def test_a_wider_name_pattern_matches_all_names_of_the_narrower_pattern(
 
 
 @given(st.lists(MATCHES, max_size=4), DEVICES)
-def test_a_hidden_rule_never_applies(matches: list[Match], device: Device) -> None:
+def test_a_rule_hidden_by_an_earlier_one_never_applies(matches: list[Match], device: Device) -> None:
     rules = tuple(DeviceRule(match=match) for match in matches)
     taken = Policy(device=rules).rule_for(device)
     for number, rule in enumerate(rules):
@@ -131,7 +133,7 @@ def test_a_hidden_rule_never_applies(matches: list[Match], device: Device) -> No
             assert taken is not rule
 
 
-def test_settings_default_where_a_rule_has_none() -> None:
+def test_a_setting_that_a_rule_lacks_has_its_default() -> None:
     assert DeviceRule().settings_preload() == PreloadSettings(max_tenants=64)
     assert DeviceRule().settings_mps() == MpsSettings(max_tenants=16, overcommit_percent=100.0)
     assert DeviceRule().settings_mig() == MigSettings(profiles=None, change_mode=True)
@@ -139,7 +141,7 @@ def test_settings_default_where_a_rule_has_none() -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.UNMANAGED])
-def test_a_rule_allows_its_mode_and_auto_allows_all(mode: Mode) -> None:
+def test_a_rule_allows_only_its_mode_and_mode_auto_allows_all(mode: Mode) -> None:
     assert DeviceRule().allows(mode)
     assert [m for m in Mode if DeviceRule(mode=mode.value).allows(m)] == [mode]
 

@@ -26,30 +26,30 @@ def plain(path: Path) -> dict[str, Any]:
     return tomllib.loads(path.read_text())
 
 
-def test_the_shipped_schema_is_current() -> None:
+def test_the_shipped_schema_of_the_policy_is_current() -> None:
     shipped = (ROOT / "configs/vgpud.schema.json").read_text()
     assert shipped == render(), "run: python -m vgpud.policy.schema > configs/vgpud.schema.json"
 
 
-def test_the_schema_is_valid_json_schema() -> None:
+def test_the_schema_of_the_policy_is_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_pass_schema_and_loader(path: Path) -> None:
+def test_the_example_policies_pass_schema_and_loader(path: Path) -> None:
     check(path)
     VALIDATOR.validate(plain(path))
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "bad").glob("*.toml")), ids=lambda path: path.stem)
-def test_bad_files_fail_schema_and_loader(path: Path) -> None:
+def test_bad_policy_files_fail_schema_and_loader(path: Path) -> None:
     with pytest.raises(VgpuError):
         check(path)
     assert not VALIDATOR.is_valid(plain(path))
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "conflict").glob("*.toml")), ids=lambda path: path.stem)
-def test_conditions_across_rules_are_checked_by_the_loader_only(path: Path) -> None:
+def test_conditions_across_rules_are_checked_by_the_loader_and_not_by_the_schema(path: Path) -> None:
     """Conditions across rules: the loader finds these mistakes, and the schema cannot express them. If the
     schema ever finds one, move the file to bad/.
     """
@@ -67,7 +67,7 @@ def properties(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[tu
             yield from ((f"{name}.{key}", child) for key, child in properties(inner, definitions))
 
 
-def test_every_key_is_described_and_no_table_takes_others() -> None:
+def test_the_schema_describes_every_policy_key_and_allows_no_others() -> None:
     whole = schema()
     found = dict(properties(whole, whole["$defs"]))
     described = {name for name, value in found.items() if value.get("description")}
@@ -83,7 +83,7 @@ QUANTITY = st.from_regex(r"[ ]?[0-9]{1,4}(\.[0-9]{1,3})?[ ]?[KMGTkm]?i?[B]?", fu
 
 
 @given(QUANTITY | st.integers() | st.booleans() | st.floats(allow_nan=False))
-def test_the_schema_accepts_every_quantity_of_the_loader(value: Any) -> None:
+def test_the_schema_accepts_every_quantity_that_the_loader_accepts(value: Any) -> None:
     text = f'version = 1\ndevice = [{{ match.memory_min = "{value}" }}]'
     if not isinstance(value, str):
         text = text.replace('"', "").replace("False", "false").replace("True", "true")

@@ -33,7 +33,7 @@ def rows_of(loaded: LoadedPolicy) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_every_effective_key_is_shown_with_its_value_and_origin(etc: Etc) -> None:
+def test_every_effective_policy_key_is_shown_with_its_value_and_origin(etc: Etc) -> None:
     etc.write("lib/conf.d/10-vendor.toml", "[planner]\nstrategy = 'spread'\n")
     etc.write(
         "etc/vgpud.toml",
@@ -98,7 +98,7 @@ def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
     ]
 
 
-def test_a_check_of_one_file_ignores_the_drop_ins(etc: Etc) -> None:
+def test_a_check_of_one_policy_file_ignores_the_drop_ins(etc: Etc) -> None:
     main = etc.write("etc/vgpud.toml", "version = 1\n")
     etc.write("etc/conf.d/50-x.toml", "not toml")
     assert check(main).files == (main,)
@@ -114,7 +114,7 @@ def test_a_check_of_a_drop_in_needs_no_version(etc: Etc, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["nowhere.toml", "a\0b", "x" * 300])
-def test_a_check_of_an_absent_file_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_check_of_an_absent_policy_file_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(VgpuError, match="cannot be read"):
         check(tmp_path / name)
 
@@ -150,7 +150,7 @@ def test_the_printed_effective_policy_loads_as_itself(policy: Policy) -> None:
 
 
 @given(POLICIES)
-def test_every_value_is_shown_as_toml_that_reads_back(policy: Policy) -> None:
+def test_every_policy_value_is_shown_as_toml_that_reads_back(policy: Policy) -> None:
     for _, value in leaves(effective(policy)):
         shown = as_toml(value)
         assert len(shown.splitlines()) == 1

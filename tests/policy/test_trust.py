@@ -98,13 +98,13 @@ def test_a_policy_that_a_user_can_change_is_refused(etc: Etc, attack: Callable[[
     assert "chown root" in told or "chmod go-w" in told
 
 
-def test_a_sticky_folder_above_the_policy_is_no_mistake(etc: Etc) -> None:
+def test_a_folder_with_the_sticky_bit_above_the_policy_is_accepted(etc: Etc) -> None:
     made(etc)
     etc.root.chmod(0o1777)
     assert load_as_root(etc).policy.planner.strategy == "spread"
 
 
-def test_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
+def test_symbolic_links_that_only_root_can_change_are_followed(etc: Etc) -> None:
     made(etc)
     (etc.root / "store").mkdir(mode=0o755)
     (etc.root / MAIN).rename(etc.root / "store/policy")
@@ -129,7 +129,7 @@ def test_a_policy_check_by_a_user_accepts_a_file_of_that_user(tmp_path: Path) ->
     assert distrust(draft) is not None
 
 
-def test_a_circle_of_links_ends(tmp_path: Path) -> None:
+def test_a_circle_of_symbolic_links_is_not_followed_without_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert distrust(tmp_path / "a") is None
