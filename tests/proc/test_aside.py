@@ -61,7 +61,7 @@ def held() -> Iterator[Held]:
     questions.go.set()
 
 
-def test_each_of_two_concurrent_answers_about_one_process_reaches_its_own_caller_or_is_discarded(
+def test_each_of_two_concurrent_queries_about_one_process_gets_its_own_answer_or_none(
     held: Held,
 ) -> None:
     aside, pid = Aside(), os.getpid()
@@ -89,7 +89,7 @@ def test_each_of_two_concurrent_answers_about_one_process_reaches_its_own_caller
     assert sorted(answers + held.answered) in (["first", "second"], ["first"])
 
 
-def test_the_number_of_waiting_queries_of_a_user_is_bounded(held: Held) -> None:
+def test_the_number_of_waiting_queries_about_a_users_processes_is_bounded(held: Held) -> None:
     now = [0.0]
     aside = Aside(user_of=lambda _: USER, clock=lambda: now[0])
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def test_the_number_of_waiting_queries_of_a_user_is_bounded(held: Held) -> None:
         assert asked
 
 
-def test_any_error_of_a_query_is_raised_to_its_caller() -> None:
+def test_any_error_of_a_query_about_a_process_is_raised_to_its_caller() -> None:
     aside = Aside()
     for _ in range(2):  # the thread that answered the first query answers the next ones
         with pytest.raises(OverflowError):
@@ -141,7 +141,7 @@ def test_a_slow_directory_of_users_delays_no_query_of_another_thread(held: Held)
         asker.join()
 
 
-def test_a_refused_query_about_a_namespace_leaves_no_descriptor_open(held: Held) -> None:
+def test_a_refused_query_about_a_user_namespace_leaves_no_descriptor_open(held: Held) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -156,7 +156,7 @@ def test_a_refused_query_about_a_namespace_leaves_no_descriptor_open(held: Held)
         assert descriptors() == before
 
 
-def test_a_query_waits_two_seconds_at_most_however_slow_its_checks_are() -> None:
+def test_a_query_about_a_process_waits_two_seconds_at_most_however_slow_its_checks_are() -> None:
     """A query waits two seconds at most on a host whose processors are busy. Here each check by the caller
     takes 0.2 s.
     """
@@ -185,7 +185,7 @@ print(aside(os.getpid(), question).decode())
 """
 
 
-def test_a_process_that_gets_no_processor_waits_for_its_answer() -> None:
+def test_a_caller_that_was_stopped_meanwhile_still_gets_its_answer() -> None:
     """A stopped process stands for one that gets no processor: it stops for longer than an answer may take on
     an idle processor.
     """

@@ -49,7 +49,7 @@ def test_a_process_is_recognised_only_by_its_own_start_time() -> None:
     pinned.close()
 
 
-def test_a_process_without_its_main_thread_is_ending_until_its_last_thread_ends() -> None:
+def test_a_process_whose_main_thread_ended_is_ending_until_its_last_thread_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE)
     assert process.stdin is not None
     eventually(lambda: is_ending(process.pid), "its main thread ends")
@@ -61,7 +61,7 @@ def test_a_process_without_its_main_thread_is_ending_until_its_last_thread_ends(
     process.wait()
 
 
-def test_a_process_that_runs_or_cannot_be_seen_has_not_ended() -> None:
+def test_a_process_that_runs_or_was_reaped_is_not_reported_as_ended() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     for pid in (os.getpid(), child.pid):
@@ -69,7 +69,7 @@ def test_a_process_that_runs_or_cannot_be_seen_has_not_ended() -> None:
         assert not has_ended(pid)
 
 
-def test_start_times_distinguish_processes_of_one_pid() -> None:
+def test_a_later_process_has_a_later_start_time_and_an_absent_one_has_none() -> None:
     assert start_ticks(2**22 + 1) is None
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -99,7 +99,7 @@ def pids_of_session(session: int) -> set[int]:
 
 
 @needs("root", "fuse")
-def test_an_exec_that_hangs_delays_no_query_about_other_processes(tmp_path: Path) -> None:
+def test_a_process_whose_exec_hangs_delays_no_query_about_other_processes(tmp_path: Path) -> None:
     """An attack: an exec closes a file of the user's own file system, which does not answer. Queries about
     other processes are not delayed.
     """
@@ -131,7 +131,7 @@ def test_an_exec_that_hangs_delays_no_query_about_other_processes(tmp_path: Path
 
 
 @needs("root", "fuse")
-def test_processes_of_a_users_subordinate_uids_leave_no_more_threads_behind_than_its_own(
+def test_hanging_queries_about_a_users_subordinate_uids_are_bounded_like_those_about_its_uid(
     tmp_path: Path,
 ) -> None:
     # a user id that no other test uses, because abandoned queries count for 10 s
@@ -162,7 +162,7 @@ def test_processes_of_a_users_subordinate_uids_leave_no_more_threads_behind_than
 
 
 @pytest.mark.parametrize("shape", ["deep", "wide"])
-def test_only_the_first_groups_of_a_control_group_are_read(tmp_path: Path, shape: str) -> None:
+def test_only_a_bounded_number_of_subgroups_of_a_control_group_is_read(tmp_path: Path, shape: str) -> None:
     """An attack: a user makes groups without end in a control group that is delegated to it."""
     group = tmp_path
     for number in range(600):
