@@ -17,7 +17,7 @@ from tests.remote.node import CERTIFICATES, RemoteNode
 pytestmark = needs("root", "namespaces")
 
 
-def test_another_user_cannot_use_the_tunnel(remote: RemoteNode) -> None:
+def test_another_local_user_cannot_use_the_clients_tunnel(remote: RemoteNode) -> None:
     report = [sys.executable, "-c", "import os; print(os.environ['LUPINE_SERVER'], flush=True); input()"]
     token = remote.grant()
     client = remote.client(token, "--memory", "1GiB", command=report)
@@ -41,7 +41,9 @@ def test_another_user_cannot_use_the_tunnel(remote: RemoteNode) -> None:
     ended(client)
 
 
-def test_an_honest_client_is_served_beside_garbage_and_half_open_connections(remote: RemoteNode) -> None:
+def test_a_client_is_served_while_others_send_garbage_or_leave_connections_half_open(
+    remote: RemoteNode,
+) -> None:
     token = remote.grant()
     with ExitStack() as idle:
         for _ in range(200):  # connections that never speak, from another address
@@ -63,7 +65,7 @@ def test_an_honest_client_is_served_beside_garbage_and_half_open_connections(rem
     assert "Traceback" not in remote.log.read_text()
 
 
-def test_an_invalid_call_is_refused(remote: RemoteNode) -> None:
+def test_an_invalid_call_to_the_remote_door_is_refused(remote: RemoteNode) -> None:
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
     settings = b'{"version":2,"call":"settings"}\n'
     for line in (b"{}\n", b"[" * 5000 + b"\n", b"x" * 300_000, settings, b"\xff\n"):

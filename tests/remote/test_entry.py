@@ -66,7 +66,7 @@ def test_a_call_without_a_grant_is_refused_before_the_costly_imports(tmp_path: P
     assert not modules & _COSTLY
 
 
-def test_the_user_of_a_token_is_told_without_the_costly_imports(tmp_path: Path) -> None:
+def test_a_status_call_names_the_tokens_user_without_the_costly_imports(tmp_path: Path) -> None:
     _, token = Grants(tmp_path / FILE).add(ALICE, "f" * 64)
     said, code, modules = _asked(tmp_path, wire.encode(wire.Status(token=token)))
     assert (json.loads(said), code) == ({"result": {"user": "alice"}}, 0)

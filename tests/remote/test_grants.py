@@ -67,7 +67,7 @@ def test_a_grant_that_is_useless_or_unsafe_is_refused(
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_grant_says_which_bounds_it_lacks(ctl: Ctl) -> None:
+def test_vgpuctl_grant_warns_of_the_bounds_that_a_grant_lacks(ctl: Ctl) -> None:
     bounds = ("--memory", "1GiB", "--cores", "5", "--sessions", "1")
     assert (
         " has no bound on memory, cores, sessions but the policy's and no expiry\n"
@@ -77,7 +77,7 @@ def test_a_grant_says_which_bounds_it_lacks(ctl: Ctl) -> None:
     assert " has no" not in ctl("grant", ONE, *bounds, "--expires", "1h").stderr
 
 
-def test_a_grant_says_that_the_node_has_no_server(ctl: Ctl, tmp_path: Path) -> None:
+def test_vgpuctl_grant_warns_if_the_policy_names_no_remote_server(ctl: Ctl, tmp_path: Path) -> None:
     warning = "this node makes no remote slices until server of [remote] is set\n"
     (tmp_path / "vgpud.toml").write_text("version = 1\n")
     assert warning in ctl("grant", ONE).stderr
@@ -85,7 +85,7 @@ def test_a_grant_says_that_the_node_has_no_server(ctl: Ctl, tmp_path: Path) -> N
     assert warning not in ctl("grant", ONE).stderr
 
 
-def test_a_client_says_that_others_may_read_its_token(ctl: Ctl, tmp_path: Path) -> None:
+def test_a_client_warns_if_other_users_may_read_its_token_file(ctl: Ctl, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("not a token")
     for mode, warned in ((0o644, True), (0o600, False)):
@@ -105,14 +105,14 @@ def test_a_grant_is_revoked_by_the_first_characters_of_its_id(ctl: Ctl, tmp_path
     assert _left(tmp_path) == ["abcd1111", "abcd3333"]
 
 
-def test_a_user_given_by_name_and_by_number_is_one_account(ctl: Ctl, tmp_path: Path) -> None:
+def test_a_user_given_by_name_and_one_given_by_number_are_the_same_account(ctl: Ctl, tmp_path: Path) -> None:
     for user in (ONE, str(OF_ONE), f"0{OF_ONE}", OTHER):
         assert f" of {ONE if user != OTHER else OTHER}; its token" in ctl("grant", user).stderr
     ctl("revoke", f"0{OF_ONE}")
     assert [one["user"] for one in json.loads((tmp_path / FILE).read_text())] == [OTHER]
 
 
-def test_a_number_that_is_a_user_and_the_beginning_of_a_grants_id_revokes_no_grant(
+def test_a_number_that_is_both_a_uid_with_grants_and_the_start_of_a_grant_id_revokes_nothing(
     ctl: Ctl, tmp_path: Path
 ) -> None:
     _grants(ctl, tmp_path, {f"{OF_OTHER}000": ONE, "abcd2222": OTHER})
@@ -122,14 +122,16 @@ def test_a_number_that_is_a_user_and_the_beginning_of_a_grants_id_revokes_no_gra
 
 
 @pytest.mark.parametrize("user", [str(FREE), "no-such-account", "4294967294"])
-def test_a_grant_for_no_account_of_the_node_is_refused(ctl: Ctl, tmp_path: Path, user: str) -> None:
+def test_a_grant_for_a_user_without_an_account_on_the_node_is_refused(
+    ctl: Ctl, tmp_path: Path, user: str
+) -> None:
     refused = ctl("grant", user)
     assert f"this host has no user '{user}' (E103)" in refused.stderr
     assert refused.returncode == 2
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_certificate_has_one_live_grant(ctl: Ctl, tmp_path: Path) -> None:
+def test_a_client_certificate_has_at_most_one_valid_grant(ctl: Ctl, tmp_path: Path) -> None:
     client = ("--certificate", str(CERTIFICATES / "client.pem"))
     ctl("grant", ONE, *client)
     (held,) = _left(tmp_path)

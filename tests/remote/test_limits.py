@@ -41,7 +41,7 @@ def standing(make_node: NodeMaker) -> Iterator[Standing]:
         yield make
 
 
-def test_a_session_without_bytes_is_ended_after_the_idle_time_and_no_other(standing: Standing) -> None:
+def test_only_a_session_without_traffic_is_ended_after_the_idle_time(standing: Standing) -> None:
     remote = standing('idle = "1h"')
     idle, busy = (opened(remote, remote.grant(), "--memory", "1GiB") for _ in range(2))
     remote.set_clock(3000)
@@ -64,7 +64,7 @@ def test_a_session_without_bytes_is_ended_after_the_idle_time_and_no_other(stand
         ended(client)
 
 
-def test_the_bytes_of_a_session_come_at_its_rate_and_those_of_others_at_once(standing: Standing) -> None:
+def test_a_session_is_held_to_its_byte_rate_and_does_not_slow_other_sessions(standing: Standing) -> None:
     remote = standing('bytes_per_second = "1MiB"')
     client = remote.client(remote.grant(), "--memory", "1GiB", command=[sys.executable, "-c", _ECHO])
     until(lambda: bool(remote.held()))
@@ -82,7 +82,7 @@ def test_the_bytes_of_a_session_come_at_its_rate_and_those_of_others_at_once(sta
     ended(other)
 
 
-def test_the_users_quota_and_the_nodes_sessions_bound_remote_slices(standing: Standing) -> None:
+def test_the_users_quota_and_the_nodes_maximum_of_sessions_bound_remote_slices(standing: Standing) -> None:
     quota = f'[[quota]]\nusers = ["{USER}"]\nmax_memory = "2GiB"'
     remote = standing(f"max_sessions = 2\n{quota}")
     token = remote.grant()
@@ -101,7 +101,7 @@ def test_the_users_quota_and_the_nodes_sessions_bound_remote_slices(standing: St
         ended(client)
 
 
-def test_a_program_that_does_not_read_stops_only_itself(standing: Standing) -> None:
+def test_a_remote_program_that_does_not_read_its_data_stops_only_itself(standing: Standing) -> None:
     remote = standing("")
     token, size = remote.grant(), 256 * MIB
     ask = (
@@ -139,7 +139,7 @@ def _memory(pid: int) -> int:
 @pytest.mark.parametrize(
     ("policy", "each"), [("", 32), ("max_connections = 64\n", 16)], ids=["handshakes", "connections"]
 )
-def test_silent_connections_of_four_networks_shut_out_no_client(
+def test_silent_connections_of_four_networks_do_not_shut_out_a_client(
     standing: Standing, policy: str, each: int
 ) -> None:
     remote = standing(f"{policy}handshakes_per_second = 10000")

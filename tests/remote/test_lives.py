@@ -79,7 +79,9 @@ def test_a_client_is_told_why_the_node_ends_its_session(remote: RemoteNode) -> N
     assert "no such session" not in remote.log.read_text()  # the client did not try to come back
 
 
-def test_a_program_that_succeeds_without_its_slice_keeps_its_exit_code(remote: RemoteNode) -> None:
+def test_a_remote_program_that_succeeds_after_losing_its_slice_keeps_its_exit_code(
+    remote: RemoteNode,
+) -> None:
     token = remote.grant()
     client = opened(remote, token, "--memory", "1GiB")
     _revoke(remote, token)
@@ -101,7 +103,7 @@ def test_a_client_is_told_that_a_restarted_door_does_not_know_its_session(remote
     ended(client)
 
 
-def test_a_session_outlives_a_file_of_grants_that_cannot_be_read(remote: RemoteNode) -> None:
+def test_a_session_goes_on_while_the_file_of_grants_cannot_be_read(remote: RemoteNode) -> None:
     token = remote.grant()
     client = opened(remote, token, "--memory", "1GiB")
     grants = Path(remote.node.environment["VGPUD_STATE_DIR"]) / FILE
@@ -121,7 +123,9 @@ def test_a_session_outlives_a_file_of_grants_that_cannot_be_read(remote: RemoteN
     ended(client)
 
 
-def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(short: RemoteNode) -> None:
+def test_a_kill_of_any_process_of_a_session_releases_the_slice_and_leaves_no_process(
+    short: RemoteNode,
+) -> None:
     token = short.grant()
     for victim in ("client", "session", "engine", "door"):
         client = opened(short, token, "--memory", "1GiB")
@@ -140,7 +144,7 @@ def test_the_kill_of_any_process_releases_the_slice_and_leaves_no_process(short:
         ended(client)
 
 
-def test_the_kill_of_the_door_does_no_harm_to_a_local_tenant_and_the_next_door_serves(
+def test_a_kill_of_the_remote_door_harms_no_local_tenant_and_the_next_door_serves(
     short: RemoteNode,
 ) -> None:
     words = [sys.executable, "-m", "vgpud.ctl", "run", "--memory", "1GiB", "--", "cat"]
@@ -174,7 +178,7 @@ def test_a_session_outlives_a_kill_of_vgpud_and_is_released_at_its_end(short: Re
     until(lambda: not short.held())
 
 
-def test_a_program_that_ends_by_itself_while_vgpud_is_down_keeps_its_exit_code(remote: RemoteNode) -> None:
+def test_a_remote_program_that_ends_while_vgpud_is_down_keeps_its_exit_code(remote: RemoteNode) -> None:
     client = opened(remote, remote.grant(), "--memory", "1GiB")
     remote.node.kill()
     assert client.stdin is not None
@@ -201,7 +205,9 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     ended(client)
 
 
-def test_the_slice_is_released_at_the_programs_end_and_not_after_the_grace_period(remote: RemoteNode) -> None:
+def test_a_remote_slice_is_released_at_the_programs_end_and_not_after_the_grace_period(
+    remote: RemoteNode,
+) -> None:
     client = remote.client(remote.grant(), "--memory", "1GiB", command=["true"])
     assert ended(client) == ""
     assert client.returncode == 0
@@ -209,7 +215,7 @@ def test_the_slice_is_released_at_the_programs_end_and_not_after_the_grace_perio
     until(lambda: "its client has ended it" in remote.log.read_text())
 
 
-def test_a_client_that_leaves_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
+def test_a_client_that_disconnects_before_the_reply_leaves_no_session(short: RemoteNode) -> None:
     token = short.grant()
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
     plain = socket.create_connection(("127.0.0.1", short.port))

@@ -45,7 +45,7 @@ def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: R
     assert client.returncode == 7, errors
 
 
-def test_tokens_without_a_right_are_refused_from_another_network(apart: RemoteNode) -> None:
+def test_clients_of_another_network_without_a_valid_token_are_refused(apart: RemoteNode) -> None:
     revoked, expired, good = apart.grant(), apart.grant(), apart.grant()
     apart.node.ctl("remote", "revoke", revoked.split(".")[0])
     apart.expire(expired)
@@ -69,7 +69,7 @@ def test_a_session_of_a_client_that_is_cut_off_ends_with_its_grant(
     assert "Traceback" not in apart.log.read_text()
 
 
-def test_a_program_sees_its_connection_closed_when_the_door_is_killed(apart: RemoteNode) -> None:
+def test_a_remote_program_sees_its_connection_closed_when_the_door_is_killed(apart: RemoteNode) -> None:
     client = opened(apart, apart.grant(), "--memory", "1GiB")
     apart.door.kill()
     until(lambda: not apart.held())

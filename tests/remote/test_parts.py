@@ -40,7 +40,9 @@ _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wir
 
 
 @given(_TEXT, _TEXT, _TEXT)
-def test_a_call_is_read_as_it_was_written(token: str, memory: str, label: str) -> None:
+def test_a_call_of_the_remote_protocol_is_decoded_as_it_was_encoded(
+    token: str, memory: str, label: str
+) -> None:
     for call in (wire.Open(token=token, memory=memory, label=label), wire.Attach(token, memory)):
         assert wire.decode(wire.encode(call)) == call
 
@@ -110,7 +112,7 @@ def test_handshakes_from_four_networks_leave_connections_for_others() -> None:
             assert not held.enter_context(places.place("192.0.2.0"))
 
 
-def test_a_flood_of_many_networks_leaves_the_door_open_to_those_with_a_session(
+def test_a_flood_of_many_networks_leaves_the_door_open_to_networks_with_a_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clock, "now", lambda: 7.0)
@@ -143,7 +145,7 @@ def test_connections_are_bounded_in_all_and_for_each_address() -> None:
         ("::ffff:192.0.2.7", "192.0.2.7"),
     ],
 )
-def test_a_network_is_an_ipv4_address_or_a_64_bit_ipv6_prefix(address: str, network: str) -> None:
+def test_connections_are_counted_by_ipv4_address_or_64_bit_ipv6_prefix(address: str, network: str) -> None:
     assert network_of(address) == network
 
 
@@ -170,7 +172,7 @@ def test_a_user_has_at_most_a_quarter_of_all_connections_including_control_conne
     asyncio.run(check())
 
 
-def test_a_session_has_one_control_connection_on_which_only_its_end_is_sent() -> None:
+def test_a_session_has_one_control_connection_and_sends_only_its_end_on_it() -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
 
     async def check() -> None:
@@ -215,7 +217,7 @@ _REVOKED = VgpuError(ErrorCode.NOT_ALLOWED, "grant 095a2834 of alice was revoked
     [(wire.refusal(_REVOKED), _REVOKED), (b"", Session.cause), (b"x", Session.cause)],
     ids=["cause", "end", "part"],
 )
-def test_the_cause_of_an_end_is_the_last_line_of_the_control_connection(
+def test_the_last_line_of_the_control_connection_is_the_cause_of_the_sessions_end(
     said: bytes, cause: VgpuError
 ) -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
@@ -238,7 +240,7 @@ def test_the_cause_of_an_end_is_the_last_line_of_the_control_connection(
     assert not door._sessions
 
 
-def test_a_cause_that_comes_with_the_reply_to_open_is_sent_after_it(tmp_path: Path) -> None:
+def test_a_cause_of_end_that_comes_with_the_reply_to_open_is_sent_after_the_reply(tmp_path: Path) -> None:
     door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tmp_path / "remote.sock")
 
     async def check() -> list[bytes]:
@@ -261,7 +263,9 @@ def test_a_cause_that_comes_with_the_reply_to_open_is_sent_after_it(tmp_path: Pa
     assert not door._sessions
 
 
-def test_a_session_that_waits_for_its_rate_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_waits_for_its_byte_rate_does_not_count_as_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(clock, "now", lambda: 7.0)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     door = RemoteDoor(RemoteSettings.model_validate({"idle": "5s"}), tls, Path("unused"))
@@ -282,7 +286,7 @@ def test_a_session_that_waits_for_its_rate_is_not_idle(monkeypatch: pytest.Monke
     asyncio.run(check())
 
 
-def test_a_release_is_seen_soon_after_a_vgpud_that_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_notices_a_release_soon_after_vgpud_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "_LOOK_SECONDS", 0.01)
     answers = [ErrorCode.DEADLINE, ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.NO_SUCH_ALLOCATION]
     goes_on = threading.Event()
@@ -339,7 +343,7 @@ def test_the_door_refuses_versions_of_tls_below_1_3() -> None:
     asyncio.run(check())
 
 
-def test_the_door_resumes_no_session_of_tls_whose_certificate_may_have_expired() -> None:
+def test_the_door_resumes_no_tls_session_whose_certificate_may_have_expired_since() -> None:
     tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", CERTIFICATES / "authority.pem")
     client = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
     client.load_cert_chain(CERTIFICATES / "client.pem", CERTIFICATES / "client.key")
@@ -405,7 +409,7 @@ def test_a_label_of_more_than_128_bytes_is_refused() -> None:
         ({"max_memory_bytes": 4 * GIB, "max_cores_percent": 50.0}, Sizes(2 * GIB, 30.0), ""),
     ],
 )
-def test_a_grant_bounds_the_sum_of_the_slices_that_it_has(
+def test_a_grant_bounds_the_sum_of_the_slices_that_its_sessions_hold(
     bounds: dict[str, Any], wanted: Sizes, sentence: str
 ) -> None:
     grant = replace(ALICE, **bounds)
@@ -418,7 +422,7 @@ def test_a_grant_bounds_the_sum_of_the_slices_that_it_has(
     assert (sentence in said) and bool(sentence) == bool(said)
 
 
-def test_the_file_of_grants_has_no_token_and_is_closed_to_others(tmp_path: Path) -> None:
+def test_the_file_of_grants_contains_no_token_secret_and_others_cannot_read_it(tmp_path: Path) -> None:
     grants = Grants(tmp_path / "remote" / "grants.json")
     grant, token = grants.add(ALICE, "f" * 64)
     secret = token.split(".")[1]
@@ -455,7 +459,9 @@ def test_an_expired_or_revoked_grant_is_not_found(tmp_path: Path) -> None:
     assert grants.all() == ()
 
 
-def test_a_grant_is_revoked_while_a_session_waits_for_its_slice(tmp_path: Path) -> None:
+def test_a_session_whose_grant_is_revoked_while_it_allocates_is_refused_and_its_slice_released(
+    tmp_path: Path,
+) -> None:
     grants = Grants(tmp_path / "grants.json")
     grant, token = grants.add(ALICE, "")
     released = []
@@ -519,7 +525,7 @@ def test_an_address_without_a_port_has_port_14843(address: str, wanted: tuple[st
 
 
 @pytest.mark.parametrize("host", ["unknown.host", "gpu..1"])
-def test_a_host_without_an_address_is_told_apart_from_a_door_that_is_down(
+def test_the_error_for_a_host_without_an_address_differs_from_that_for_a_door_that_is_down(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     known = socket.getaddrinfo
@@ -535,7 +541,7 @@ def test_a_host_without_an_address_is_told_apart_from_a_door_that_is_down(
     assert "this machine does not know the name" in raised.value.hint
 
 
-def test_a_door_of_another_name_is_told_apart_from_an_unknown_authority() -> None:
+def test_the_error_for_a_door_of_another_name_differs_from_that_for_an_unknown_authority() -> None:
     async def asked(authority: str) -> VgpuError:
         tls = context_of(CERTIFICATES / "door.pem", CERTIFICATES / "door.key", None)
         async with await asyncio.start_server(lambda *_: None, "127.0.0.9", 0, ssl=tls) as server:
@@ -585,7 +591,7 @@ _OPENED = {"session": "one", "key": "key", "engine": "lupine", "grace": 30.0}
     ],
     ids=lambda changed: " ".join(f"{name}={str(value)[:9]}" for name, value in changed.items()),
 )
-def test_a_reply_to_open_without_what_the_client_needs_is_refused(changed: dict[str, Any]) -> None:
+def test_a_reply_to_open_that_lacks_fields_of_the_client_is_refused(changed: dict[str, Any]) -> None:
     made = {name: value for name, value in {**_OPENED, **changed}.items() if value is not None}
     with pytest.raises(VgpuError, match="the reply to open") as raised:
         _of_door(wire.answer(made), use=lambda place: Tunnel(place, wire.Open()).open())
@@ -609,7 +615,7 @@ def test_only_an_error_on_the_control_connection_is_the_cause_of_an_end() -> Non
 _ROW = {"allocation": "9983c04ad08f", "address": "::1", "connections": 1, "bytes": 7, "connected": True}
 
 
-def test_the_sessions_that_a_door_lists_are_shown() -> None:
+def test_the_client_accepts_the_list_of_sessions_that_a_door_sends() -> None:
     reply = {"user": "alice", "sessions": [_ROW]}
     assert _of_door(wire.answer(reply), use=status) == reply
 
@@ -645,7 +651,9 @@ def test_a_list_of_sessions_whose_ids_are_not_hexadecimal_is_refused(sessions: A
         (("client.pem", "client.key", "door.key"), "{door.key} has no certificate that can be used"),
     ],
 )
-def test_a_file_that_tls_cannot_use_is_named(names: tuple[str, str, str], sentence: str) -> None:
+def test_the_error_names_a_certificate_file_that_tls_cannot_use(
+    names: tuple[str, str, str], sentence: str
+) -> None:
     certificate, key, authority = (CERTIFICATES / name for name in names)
     for name in names:
         sentence = sentence.replace(f"{{{name}}}", str(CERTIFICATES / name))
@@ -674,7 +682,7 @@ def test_an_invalid_host_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["::1", "2001:db8::7"])
-def test_an_address_of_ipv6_has_brackets(address: str) -> None:
+def test_an_ipv6_address_without_brackets_is_refused_with_a_hint(address: str) -> None:
     with pytest.raises(VgpuError, match="is not a host with a port") as raised:
         Place(address)
     assert raised.value.hint == f"write [{address}]"
@@ -685,7 +693,7 @@ def test_an_empty_token_is_reported_as_empty() -> None:
         _checked("\n", "FILE")
 
 
-def test_the_engines_variables_keep_the_programs_library_path() -> None:
+def test_the_environment_of_the_remote_engine_keeps_the_programs_library_path() -> None:
     before = {"LD_LIBRARY_PATH": "/opt/other"}
     made = ENGINES["lupine"].client_environment(5, "/opt/lupine/lib", before)
     assert made == {"LUPINE_SERVER": "127.0.0.1:5", "LD_LIBRARY_PATH": "/opt/lupine/lib:/opt/other"}

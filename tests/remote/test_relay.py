@@ -29,7 +29,7 @@ async def _received(peer: socket.socket, size: int) -> bytes:
         return await asyncio.get_running_loop().sock_recv(peer, size)
 
 
-def test_an_end_of_one_direction_passes_and_the_answer_comes_back() -> None:
+def test_the_end_of_one_direction_is_relayed_and_the_answer_still_comes_back() -> None:
     async def check() -> None:
         (near, program), (far, engine) = await _pair(), await _pair()
         client, door = socket.socketpair()  # stands for TLS: one direction alone cannot be closed
@@ -81,7 +81,7 @@ def test_a_relay_with_one_ended_direction_ends_when_a_connection_is_lost() -> No
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\5abc"], ids=["none", "length", "piece"])
-def test_a_lost_connection_between_client_and_door_ends_the_programs(sent: bytes) -> None:
+def test_a_lost_connection_between_client_and_door_closes_the_programs_connection(sent: bytes) -> None:
     async def check() -> None:
         (near, program), (far, door) = await _pair(), await _pair()
         with program:
@@ -93,7 +93,7 @@ def test_a_lost_connection_between_client_and_door_ends_the_programs(sent: bytes
     asyncio.run(check())
 
 
-def test_a_socket_belongs_to_its_user_until_the_program_closes_it() -> None:
+def test_the_owner_of_a_local_connection_is_known_until_the_program_closes_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as made:
         made.connect(listener.getsockname())
         ports = made.getsockname()[1], listener.getsockname()[1]
@@ -106,7 +106,7 @@ def test_a_socket_belongs_to_its_user_until_the_program_closes_it() -> None:
             assert _uid_of(*ports) is None
 
 
-def test_a_session_does_not_wait_for_its_server_when_the_door_has_left() -> None:
+def test_a_session_stops_waiting_for_its_server_when_the_door_has_gone() -> None:
     door, session = socket.socketpair()
     door.close()
     with session, subprocess.Popen(["sleep", "1000"]) as server:

@@ -29,7 +29,7 @@ def test_a_remote_program_is_held_to_its_slice_and_its_end_releases_it(short: Re
     until(lambda: not short.held())
 
 
-def test_listings_figures_and_audit_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
+def test_listings_metrics_and_audit_lines_name_the_remote_user_and_the_address(remote: RemoteNode) -> None:
     asked = ("--memory", "1GiB", "--isolation", "quota", "--priority", "below-normal", "--label", "night run")
     client = opened(remote, remote.grant(), *asked)
     (held,) = remote.held()
@@ -67,7 +67,7 @@ def test_the_server_runs_as_the_grants_account_in_namespaces_of_its_own(remote: 
     ended(client)
 
 
-def test_a_program_that_ends_its_side_of_a_connection_gets_the_whole_answer(short: RemoteNode) -> None:
+def test_a_remote_program_that_ends_its_side_of_a_connection_gets_the_whole_answer(short: RemoteNode) -> None:
     ask = (
         "import os, socket; made = socket.create_connection(os.environ['LUPINE_SERVER'].split(':'));"
         "made.sendall(b'echo ' + b'z' * 1000000 + b'\\n'); made.shutdown(socket.SHUT_WR);"
@@ -150,7 +150,7 @@ def test_a_client_says_what_is_wrong_before_it_connects(remote: RemoteNode) -> N
         assert client.returncode == 2
 
 
-def test_the_folder_of_the_engines_libraries_has_them_and_is_absolute(
+def test_the_library_folder_given_to_a_program_is_absolute_and_is_checked_for_the_libraries(
     remote: RemoteNode, tmp_path: Path
 ) -> None:
     token, here = remote.grant(), os.path.relpath(remote.node.folder, ROOT)

@@ -39,7 +39,7 @@ def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: Remot
     assert remote.sessions.processes[1:] == []  # the first process only read the door's settings
 
 
-def test_a_client_certificate_opens_a_session_while_it_has_a_grant(remote: RemoteNode) -> None:
+def test_a_client_certificate_opens_a_session_only_while_it_has_a_grant(remote: RemoteNode) -> None:
     remote.node.ctl("remote", "grant", USER, "--certificate", str(CERTIFICATES / "client.pem"))
     proof = ["--ca", str(CERTIFICATES / "door.pem")]
     for name, wanted in (("client", 0), ("foreign", 32)):
@@ -106,7 +106,7 @@ def test_a_local_allocation_with_a_label_like_a_sessions_does_not_count_towards_
     ended(client)
 
 
-def test_a_grant_bounds_the_planned_slice_and_not_the_request(remote: RemoteNode) -> None:
+def test_the_bounds_of_a_grant_apply_to_the_planned_slice_and_not_to_the_request(remote: RemoteNode) -> None:
     token = remote.grant("--memory", "4GiB")
     for asked, planned in (
         (("hardware", "--memory", "1GiB"), "16GiB with MIG profile 1g.18gb"),
@@ -129,7 +129,7 @@ def test_a_request_without_sizes_takes_the_bounds_of_its_grant(remote: RemoteNod
     ended(first)
 
 
-def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode) -> None:
+def test_a_new_session_checks_the_account_of_its_grant_again(remote: RemoteNode) -> None:
     token, account = remote.grant(), pwd.getpwnam(USER)
     free = next(uid for uid in range(64000, 65000) if not _has_account(uid))
     for uid, sentence in (
@@ -146,7 +146,7 @@ def test_a_session_checks_the_account_of_an_older_grant_again(remote: RemoteNode
     assert remote.held() == []
 
 
-def test_the_server_runs_in_the_present_group_of_its_account(remote: RemoteNode) -> None:
+def test_the_server_of_a_session_runs_in_the_present_group_of_its_account(remote: RemoteNode) -> None:
     token, account = remote.grant(), pwd.getpwnam(USER)
     remote.rewrite(token, gid=account.pw_gid + 1)
     client = opened(remote, token, "--memory", "1GiB")
@@ -162,7 +162,7 @@ def _has_account(uid: int) -> bool:
         return False
 
 
-def test_the_server_has_none_of_the_accounts_groups(remote: RemoteNode, tmp_path: Path) -> None:
+def test_the_server_of_a_session_has_no_supplementary_groups(remote: RemoteNode, tmp_path: Path) -> None:
     groups, account = tmp_path / "group", pwd.getpwuid(65534).pw_name
     groups.write_text(f"{Path('/etc/group').read_text()}vgpu-of-test:x:64999:{account}\n")
     own = f'mount --bind {groups} /etc/group && exec "$@"'
