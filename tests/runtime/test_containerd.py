@@ -54,7 +54,7 @@ def test_a_containerd_container_has_its_slice(
     left_nothing(shared_node)
 
 
-def test_a_refusal_reaches_the_caller_of_containerd(
+def test_a_refusal_by_vgpud_reaches_the_caller_of_containerd(
     engine: Containerd, shared_node: DemoNode, rootfs: Path
 ) -> None:
     """containerd's shim reads the refusal from the runtime's log, and passes it to the caller."""

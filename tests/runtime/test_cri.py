@@ -74,7 +74,7 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
     shared_engine.ended()
 
 
-def test_a_pods_annotation_gives_its_container_a_slice(engine: Engine) -> None:
+def test_the_annotation_of_a_pod_gives_its_container_a_slice(engine: Engine) -> None:
     container = engine.start("annotated", handler="vgpu", annotations=ASKS)
     assert engine.smi(container) == "8192 MiB"
     assert engine.cri.run(container, "/usr/bin/cat", "/etc/ld.so.preload") == "/run/vgpu/libvgpu.so"
@@ -93,13 +93,13 @@ def test_a_pod_that_gets_no_slice_has_no_container(engine: Engine, asks: dict[st
     assert f"({error})" in str(raised.value.details()), raised.value.details()
 
 
-def test_a_pod_of_the_default_runtime_is_unchanged(engine: Engine) -> None:
+def test_a_pod_of_the_default_runtime_gets_no_slice_and_no_libvgpu(engine: Engine) -> None:
     container = engine.start("plain", annotations=ASKS)
     assert not states(engine.node)
     assert "/run/vgpu" not in engine.cri.run(container, "/usr/bin/cat", "/proc/self/mounts")
 
 
-def test_a_slice_lasts_through_a_restart_of_containerd_and_of_vgpud(engine: Engine) -> None:
+def test_the_slice_of_a_container_outlives_a_restart_of_containerd_and_of_vgpud(engine: Engine) -> None:
     container = engine.start("lasting", handler="vgpu", annotations=ASKS)
     (before,) = states(engine.node)
     engine.containerd.kill()
@@ -123,7 +123,7 @@ def test_a_killed_container_releases_its_slice(engine: Engine) -> None:
 
 
 @with_cdi
-def test_a_containers_cdi_device_is_its_slice(engine: Engine) -> None:
+def test_a_container_gets_a_slice_by_the_cdi_device_of_the_slice(engine: Engine) -> None:
     """The kubelet names CDI devices in the CRI's field for them, as this test does."""
     held = quota(engine.node, 3)
     container = engine.start("cdi", cdi=held.cdi_name)
@@ -132,7 +132,7 @@ def test_a_containers_cdi_device_is_its_slice(engine: Engine) -> None:
 
 
 @with_cdi
-def test_a_cdi_device_that_is_released_starts_no_container(engine: Engine) -> None:
+def test_a_container_with_the_cdi_device_of_a_released_slice_does_not_start(engine: Engine) -> None:
     held = quota(engine.node, 3)
     release(engine.node, held.id)
     with pytest.raises(grpc.RpcError, match="unresolvable CDI devices"):

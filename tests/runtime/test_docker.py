@@ -119,7 +119,7 @@ def test_a_docker_container_has_its_slice_whatever_its_environment(docker: Docke
     assert done.stdout.strip() == "8192 MiB", done.stderr
 
 
-def test_a_refusal_reaches_the_caller_of_docker(docker: Docker) -> None:
+def test_a_refusal_by_vgpud_reaches_the_caller_of_docker(docker: Docker) -> None:
     asks = "--annotation=vgpud.io/memory=1000GiB"
     done = docker.run("--rm", "--runtime=vgpu", asks, command=("true",))
     assert done.returncode != 0

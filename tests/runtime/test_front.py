@@ -60,7 +60,7 @@ def front(
         ("exec", "--process", "/p.json", "c1"),
     ],
 )
-def test_commands_other_than_create_go_to_the_runtime_unchanged(
+def test_commands_other_than_create_and_run_go_to_the_real_runtime_unchanged(
     runtime: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     done = front(runtime, tmp_path / "no-vgpud", *words)
@@ -68,14 +68,16 @@ def test_commands_other_than_create_go_to_the_runtime_unchanged(
     assert done.stdout.splitlines() == list(words or ("",))
 
 
-def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_vgpu_runtime_calls_no_daemon_for_a_container_without_a_request(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
     (bundle / "config.json").write_text(r'{"process": {"env": ["PATH=/bin"], "args": ["a\u003cb \u0026"]}}')
     done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
     assert (done.returncode, done.stderr) == (7, "")
     assert list(bundle.iterdir()) == [bundle / "config.json"]
 
 
-def test_vgpud_gets_the_name_that_docker_gave_the_container(
+def test_vgpu_runtime_tells_vgpud_the_name_that_docker_gave_the_container(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
     own = tmp_path / "containers" / "c1"
@@ -91,7 +93,7 @@ def test_vgpud_gets_the_name_that_docker_gave_the_container(
 
 
 @pytest.mark.parametrize(("parent", "told"), [("conmon", "c1/web"), ("other", "c1")])
-def test_vgpud_gets_the_containers_name_from_conmons_command_line(
+def test_vgpu_runtime_takes_the_containers_name_from_conmons_command_line(
     runtime: Path, bundle: Path, tmp_path: Path, parent: str, told: str
 ) -> None:
     """The shell under this name stands for conmon, and does not execute its last command in its place."""
@@ -122,7 +124,7 @@ def test_a_container_with_a_request_does_not_start_without_the_daemon(
 @pytest.mark.parametrize(
     "key", [r"vgpud\u002eio/memory", r"vgpud.\u0069o/memory", r"\u0076gpud.io/memory", "VGPUD.IO/memory"]
 )
-def test_a_request_with_an_escaped_or_upper_case_key_needs_the_daemons_consent(
+def test_a_request_with_an_escaped_or_upper_case_key_is_sent_to_the_daemon_too(
     runtime: Path, bundle: Path, tmp_path: Path, key: str
 ) -> None:
     (bundle / "config.json").write_text(f'{{"annotations": {{"{key}": "1000GiB"}}}}')
@@ -133,7 +135,7 @@ def test_a_request_with_an_escaped_or_upper_case_key_needs_the_daemons_consent(
     assert done.returncode == 1 and "E401" in done.stderr
 
 
-def test_a_config_above_one_mebibyte_that_asks_is_refused_with_both_sizes(
+def test_a_request_in_a_config_above_one_mebibyte_is_refused_with_both_sizes(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
     (bundle / "config.json").write_text(ASKS + " " * (1 << 20))
@@ -157,7 +159,7 @@ def test_a_config_above_one_mebibyte_that_asks_is_refused_with_both_sizes(
         ("restore", "--image-path=/i", "--bundle", "B", "c1"),
     ],
 )
-def test_the_bundle_is_edited_and_the_runtime_called_with_the_same_arguments(
+def test_vgpu_runtime_edits_the_bundle_and_calls_the_runtime_with_the_same_arguments(
     runtime: Path, bundle: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     words = tuple(
@@ -186,14 +188,14 @@ def test_a_reused_bundle_is_prepared_from_its_original_config(
     assert [(asked.id, asked.body.decode()) for asked in door.heard] == [("c1", ASKS), ("c2", ASKS)]
 
 
-def test_an_unchanged_answer_leaves_the_bundle_unchanged(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_the_answer_unchanged_leaves_the_bundle_as_it_is(runtime: Path, bundle: Path, tmp_path: Path) -> None:
     with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
         assert front(runtime, door.run_dir, "run", "c1", cwd=bundle).returncode == 7
     assert (bundle / "config.json").read_text() == ASKS
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_a_refusal_is_written_to_stderr_and_the_runtime_log(
+def test_a_refusal_is_written_to_standard_error_and_to_the_runtimes_log(
     runtime: Path, bundle: Path, tmp_path: Path, style: str
 ) -> None:
     """A refusal is written to standard error, where Podman reads it, and to runc's log, where containerd
@@ -216,7 +218,7 @@ def test_a_refusal_is_written_to_stderr_and_the_runtime_log(
     assert (bundle / "config.json").read_text() == ASKS
 
 
-def test_a_create_waits_for_a_restarting_daemon(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_vgpu_runtime_waits_for_a_daemon_that_restarts(runtime: Path, bundle: Path, tmp_path: Path) -> None:
     results: list[subprocess.CompletedProcess[str]] = []
     run_dir = tmp_path / "run"
     waiting = threading.Thread(
@@ -242,7 +244,7 @@ def test_vgpu_runtime_never_calls_itself(bundle: Path, tmp_path: Path) -> None:
     assert done.returncode == 127 and "no OCI runtime" in done.stderr
 
 
-def test_the_runtime_is_found_by_path_and_by_name(runtime: Path, tmp_path: Path) -> None:
+def test_vgpu_runtime_finds_the_real_runtime_by_path_and_by_name(runtime: Path, tmp_path: Path) -> None:
     crun = tmp_path / "other" / "crun"
     crun.parent.mkdir()
     crun.write_text("#!/bin/sh\necho crun\n")

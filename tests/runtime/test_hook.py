@@ -45,7 +45,7 @@ def test_the_hook_programs_load_no_shared_library() -> None:
         assert b"/ld-linux" not in program.read_bytes()
 
 
-def test_the_hook_bind_sends_the_pidfd_of_the_containers_init(tmp_path: Path) -> None:
+def test_the_hook_bind_sends_vgpud_the_pidfd_of_the_containers_init(tmp_path: Path) -> None:
     with (
         subprocess.Popen(["sleep", "60"]) as init,
         FakeDoor(tmp_path / "run", [(Status.DONE, b"")]) as door,
@@ -59,19 +59,21 @@ def test_the_hook_bind_sends_the_pidfd_of_the_containers_init(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("state", ["", "{", "[]", "{}", '{"pid": "7"}', '{"pid": 0}', '{"pid": -1}'])
-def test_a_state_without_an_init_stops_the_container(tmp_path: Path, state: str) -> None:
+def test_a_container_state_without_the_pid_of_an_init_is_refused_by_the_hook(
+    tmp_path: Path, state: str
+) -> None:
     done = hook(tmp_path, state, "bind", "a1")
     assert done.returncode == 1 and "cannot be watched" in done.stderr
 
 
-def test_a_refused_bind_stops_the_container(tmp_path: Path) -> None:
+def test_the_container_does_not_start_if_vgpud_refuses_the_hook_bind(tmp_path: Path) -> None:
     with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"it is gone (E301)")]) as door:
         done = hook(door.run_dir, '{"pid": 1}', "bind", "a1")
     assert done.returncode == 1 and done.stderr == "vgpu-hook: it is gone (E301)\n"
 
 
 @needs("root")  # root is needed to become another user
-def test_a_user_without_access_to_the_socket_is_told_the_setting_and_the_group(tmp_path: Path) -> None:
+def test_the_hook_tells_a_user_without_access_to_the_socket_the_setting_and_the_group(tmp_path: Path) -> None:
     with open_folder() as folder, FakeDoor(folder / "run", []) as door:
         (door.run_dir / "runtime.sock").chmod(0o600)
         done = hook(door.run_dir, '{"pid": 1}', "bind", "a1", before=as_user(12345, 12345))
@@ -174,7 +176,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=examples(150))
 @given(st.dictionaries(TEXTS, VALUES, max_size=5), TEXTS, TEXTS, st.booleans(), st.sampled_from([None, 1]))
-def test_json_is_parsed_as_python_parses_it(
+def test_the_parser_of_the_hook_reads_json_as_python_does(
     member: Callable[[str, str], str | None],
     rest: dict[str, Any],
     key: str,
@@ -191,6 +193,8 @@ def test_json_is_parsed_as_python_parses_it(
 
 @settings(max_examples=examples(150))
 @given(st.text('{}[]":,\\ u0aé', max_size=40))
-def test_invalid_json_is_refused_without_a_crash(member: Callable[[str, str], str | None], text: str) -> None:
+def test_the_parser_of_the_hook_refuses_invalid_json_without_a_crash(
+    member: Callable[[str, str], str | None], text: str
+) -> None:
     found = member(text, "a")
     assert found is None or isinstance(found, str)

@@ -51,7 +51,7 @@ def call(root: Path, what: str, shown: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
-def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_preload_list_of_an_image_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     """An attack: /etc/ld.so.preload of an image is a FIFO without a writer. open(2) of it blocks, and with it
     the container's start.
     """
@@ -67,12 +67,12 @@ def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, ki
     assert call(tmp_path, "preload", preload) == "-1 Invalid argument"
 
 
-def test_a_missing_root_is_reported_with_the_errno_of_its_open(tmp_path: Path) -> None:
+def test_a_missing_root_folder_of_an_image_is_reported_with_the_errno_of_its_open(tmp_path: Path) -> None:
     assert call(tmp_path / "gone", "preload", tmp_path) == "-1 No such file or directory"
 
 
 @pytest.mark.parametrize("before", [None, "libimage.so\n"])
-def test_a_preload_list_is_kept_behind_libvgpu(tmp_path: Path, before: str | None) -> None:
+def test_the_preload_list_of_an_image_is_kept_behind_libvgpu(tmp_path: Path, before: str | None) -> None:
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
     if before is not None:
@@ -90,13 +90,13 @@ def driver_and_libc(root: Path) -> Path:
     return root / "usr/lib64/libcuda.so.1"
 
 
-def test_a_fifo_in_a_librarys_place_is_refused(tmp_path: Path) -> None:
+def test_a_fifo_in_the_place_of_a_driver_library_is_refused(tmp_path: Path) -> None:
     place = driver_and_libc(tmp_path)
     os.mkfifo(place)
     assert call(tmp_path, "libraries", place) == "-1 Invalid argument"
 
 
-def test_the_drivers_library_is_mounted_over_the_images(tmp_path: Path) -> None:
+def test_the_drivers_library_is_mounted_over_that_of_the_image(tmp_path: Path) -> None:
     place = driver_and_libc(tmp_path)
     place.write_text("the image's")
     assert call(tmp_path, "libraries", place) == "0 the driver's"

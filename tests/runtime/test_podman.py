@@ -29,20 +29,20 @@ def test_nvidia_smi_in_a_podman_container_shows_the_slice(podman: Podman) -> Non
     assert said.strip() == "8192 MiB", "variables may be the image's"
 
 
-def test_the_limit_holds_against_the_containers_environment(podman: Podman) -> None:
+def test_the_limit_of_a_podman_container_holds_against_its_environment(podman: Podman) -> None:
     """With an empty environment, as after ssh or su, libvgpu is loaded by /etc/ld.so.preload."""
     state = podman.node.environment["VGPU_SIM_STATE"]
     done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
     assert done.stdout.strip() == "8192 MiB"
 
 
-def test_the_containers_environment_names_the_slice(podman: Podman) -> None:
+def test_the_environment_of_a_podman_container_names_its_allocation(podman: Podman) -> None:
     shown = podman.run(ASKS, command="env").stdout
     assert re.search(r"^VGPU_ALLOCATION=[0-9a-f]{12}$", shown, re.MULTILINE)
     assert "LD_PRELOAD" not in shown
 
 
-def test_the_images_own_preloads_stay(podman: Podman, rootfs: Path) -> None:
+def test_a_podman_container_keeps_the_preloads_of_its_image(podman: Podman, rootfs: Path) -> None:
     own = rootfs / "etc" / "ld.so.preload"
     own.unlink(missing_ok=True)
     own.write_text("/usr/lib/x86_64-linux-gnu/libc.so.6\n")
@@ -54,7 +54,7 @@ def test_the_images_own_preloads_stay(podman: Podman, rootfs: Path) -> None:
     assert shown.splitlines() == ["/run/vgpu/libvgpu.so", "/usr/lib/x86_64-linux-gnu/libc.so.6"]
 
 
-def test_a_refusal_reaches_the_caller_of_podman(podman: Podman) -> None:
+def test_a_refusal_by_vgpud_reaches_the_caller_of_podman(podman: Podman) -> None:
     done = podman.run("--annotation=vgpud.io/memory=1000GiB", check=False)
     assert done.returncode != 0
     assert "no device can hold 1000GiB" in done.stderr and "E402" in done.stderr
@@ -66,7 +66,7 @@ def test_a_podman_container_without_a_request_is_unchanged(podman: Podman) -> No
     assert "VGPU_ALLOCATION" not in shown and "/run/vgpu" not in shown
 
 
-def test_the_allocation_lasts_as_long_as_the_containers_init(podman: Podman) -> None:
+def test_the_allocation_lasts_as_long_as_the_init_process_of_the_podman_container(podman: Podman) -> None:
     pid = podman.start("vgpud-test-life", ASKS)
     (name,) = states(podman.node)
     with_pid = podman.node.ctl_json("show", name)
@@ -84,7 +84,7 @@ def test_a_podman_container_is_listed_by_its_name(podman: Podman) -> None:
     assert labels == {"vgpud-test-name", "mine"}, left
 
 
-def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
+def test_a_restarted_podman_container_gets_a_slice_again(podman: Podman) -> None:
     podman.start("vgpud-test-again", ASKS)
     before = set(states(podman.node))
     podman.call("restart", "--time=0", "vgpud-test-again")
@@ -95,7 +95,7 @@ def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
 
 
 @pytest.mark.parametrize("end", ["ended", "killed"])
-def test_a_failing_runtime_leaves_no_allocation(
+def test_a_container_that_the_runtime_fails_to_start_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
     """The runtime fails after vgpud has made the allocation and before the container exists."""
@@ -107,7 +107,7 @@ def test_a_failing_runtime_leaves_no_allocation(
     left_nothing(shared_node)
 
 
-def test_a_container_start_waits_for_vgpud_and_a_missed_end_is_noticed(
+def test_a_podman_container_waits_for_vgpud_and_vgpud_notices_an_end_that_it_missed(
     podman: Podman, shared_node: DemoNode
 ) -> None:
     """vgpud is down. A container that starts waits for vgpud, and vgpud notices the end of a container at its
@@ -175,7 +175,7 @@ def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> N
 # --- hooks.d
 
 
-def test_podman_prepares_a_container_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
+def test_a_hook_of_podman_prepares_a_container(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
     """A hook in hooks.d with stage precreate prepares the container, without another runtime."""
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)

@@ -77,7 +77,7 @@ def test_a_rootless_container_has_its_slice(rootless: Rootless) -> None:
     left_nothing(rootless.node)
 
 
-def test_a_refusal_reaches_the_caller_of_rootless_podman(rootless: Rootless) -> None:
+def test_a_refusal_by_vgpud_reaches_the_caller_of_rootless_podman(rootless: Rootless) -> None:
     refused = rootless.run("--rm", "--annotation=vgpud.io/memory=1000GiB", command="true")
     assert refused.returncode != 0 and "E402" in refused.stderr, refused.stderr
 

@@ -33,7 +33,9 @@ def runc(shared_node: DemoNode, tmp_path: Path) -> Iterator[Runc]:
     left_nothing(shared_node)
 
 
-def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_runc_container_has_its_slice_from_create_to_delete(
+    runc: Runc, shared_node: DemoNode, rootfs: Path
+) -> None:
     runc.run("life", config(rootfs, "sleep", "600", asks=ASKS))
     (name,) = states(shared_node)
     assert shared_node.ctl_json("show", name)["label"] == "life"
@@ -48,7 +50,9 @@ def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: Demo
     runc.delete("life")
 
 
-def test_an_init_that_waits_for_its_start_has_not_called_exec(runc: Runc, rootfs: Path) -> None:
+def test_the_init_of_a_created_container_has_not_called_exec_before_its_start(
+    runc: Runc, rootfs: Path
+) -> None:
     """vgpud tells by this that a runtime has lost a container of a pod."""
     runc.bundle("waits", config(rootfs, "sleep", "600"))
     runc.call("create", "--bundle", str(runc.root / "waits"), "waits")
@@ -84,7 +88,7 @@ def test_processes_that_outlive_the_init_keep_the_allocation(
     runc.delete("cgroup")
 
 
-def test_a_container_of_another_user_reaches_its_lease(
+def test_a_runc_container_of_another_user_can_use_its_lease(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
     """The host uid of the container's process owns the allocation, so the process can write to its
@@ -111,7 +115,7 @@ def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
     assert done.returncode != 0 and "no-such-program" in done.stdout
 
 
-def test_an_image_with_links_out_of_its_root_is_refused(
+def test_an_image_whose_etc_folder_links_out_of_its_root_is_refused(
     runc: Runc, shared_node: DemoNode, tmp_path: Path
 ) -> None:
     """The image's /etc is a link to the host's. Merged files must not be written there."""
