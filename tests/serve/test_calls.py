@@ -40,13 +40,13 @@ def code_of(call: Callable[[], object]) -> ErrorCode:
     return caught.value.code
 
 
-def test_the_rights_table_covers_every_method() -> None:
+def test_the_table_of_rights_covers_every_method_of_the_api() -> None:
     methods = {method.name for method in SERVICE.methods}
     assert set(LEAST_DOOR) == methods
     assert set(HANDLERS) == methods - {"Watch"}
 
 
-def test_the_read_socket_answers_reads(live: Live, reader: Client) -> None:
+def test_ro_sock_answers_reading_calls(live: Live, reader: Client) -> None:
     node = reader.get_node()
     assert (node.device_count, node.status, node.vgpud_version != "") == (1, "well", True)
     devices = reader.list_devices().devices
@@ -80,7 +80,7 @@ def test_an_allocation_is_made_resized_and_released(live: Live, tenant: Client) 
     assert code_of(lambda: tenant.release(held.id)) is ErrorCode.NO_SUCH_ALLOCATION
 
 
-def test_a_client_tries_again_while_the_listeners_queue_is_full(
+def test_a_client_retries_to_connect_while_the_listeners_queue_is_full(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attack: connections without end keep the queue full. The kernel refuses a further one at once."""
@@ -104,7 +104,7 @@ def test_a_client_tries_again_while_the_listeners_queue_is_full(
             assert client.get_node().vgpud_version
 
 
-def test_only_root_forces_a_release(live: Live, tenant: Client, admin: Client) -> None:
+def test_only_root_can_force_a_release(live: Live, tenant: Client, admin: Client) -> None:
     """An attack: processes that outlive a forced release hold device memory, which no quota counts."""
     tenant.release(tenant.allocate(ask()).id, force=True)
     admin.release(admin.allocate(ask()).id, force=True)
@@ -117,14 +117,16 @@ def test_an_empty_request_id_is_generated(live: Live, tenant: Client) -> None:
     assert all(ids)
 
 
-def test_bind_to_caller_binds_the_calling_process(live: Live, tenant: Client) -> None:
+def test_an_allocation_with_bind_to_caller_is_bound_to_the_calling_process(
+    live: Live, tenant: Client
+) -> None:
     held = tenant.allocate(ask(bind_to_caller=True))
     assert held.bound_pid == os.getpid()
     ticks = start_ticks(os.getpid())
     assert live.keeper.requests[0].lifetime == Lifetime(os.getpid(), ticks or 0)
 
 
-def test_bad_requests_do_not_reach_the_keeper(live: Live, tenant: Client) -> None:
+def test_invalid_requests_are_refused_before_they_reach_the_keeper(live: Live, tenant: Client) -> None:
     assert code_of(lambda: tenant.allocate(pb.AllocateRequest(memory_bytes=0))) is ErrorCode.BAD_QUANTITY
     assert code_of(lambda: tenant.allocate(ask(share_percent=float("nan")))) is ErrorCode.BAD_PERCENT
     assert code_of(lambda: tenant.allocate(pb.AllocateRequest(count=65))) is ErrorCode.BAD_REQUEST
@@ -241,14 +243,14 @@ def test_an_allocations_edits_are_sent_only_to_its_owner_and_the_administrator(
     assert [next(events).allocation.HasField("edits") for _ in range(2)] == [False, True]
 
 
-def test_a_uid_in_the_metadata_of_a_call_is_ignored(live: Live) -> None:
+def test_a_uid_in_the_grpc_metadata_of_a_call_is_ignored(live: Live) -> None:
     claimed = (("uid", "1234"), ("x-uid", "1234"), ("vgpud-uid", "1234"), ("authorization", "uid 1234"))
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         held = VgpudStub(channel).Allocate(ask(), metadata=claimed, timeout=300)
     assert held.owner_uid == os.geteuid()
 
 
-def test_a_caller_that_bypasses_the_relay_is_refused(live: Live) -> None:
+def test_a_caller_of_grpcs_own_socket_that_bypasses_the_relay_is_refused(live: Live) -> None:
     with Client(live.run_dir / "private" / "grpc.sock", 300) as client:
         assert code_of(client.get_node) is ErrorCode.NOT_ALLOWED
 
@@ -267,7 +269,7 @@ def test_a_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reade
     assert [next(reader.watch(0)).revision, next(reader.watch(1)).revision] == [1, 2]
 
 
-def test_a_watch_from_a_compacted_revision_is_refused(live: Live, reader: Client) -> None:
+def test_a_watch_from_a_revision_that_is_no_longer_kept_is_refused(live: Live, reader: Client) -> None:
     live.keeper.oldest = 5
     assert code_of(lambda: next(reader.watch(4))) is ErrorCode.BAD_REVISION
 
@@ -282,7 +284,7 @@ def test_a_watch_whose_client_disconnects_ends(live: Live) -> None:
     wait_until(lambda: live.keeper.watchers == 0)
 
 
-def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
+def test_grpc_health_and_reflection_answer_on_every_socket(live: Live) -> None:
     for path in (live.ro, live.tenant, live.admin):
         with grpc.insecure_channel(f"unix:{path}") as channel:
             # typed as Any, because these stubs have no typed methods
@@ -296,7 +298,7 @@ def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
             assert {method.name for method in found.service[0].method} == set(LEAST_DOOR)
 
 
-def test_an_undecodable_message_is_a_bad_request(live: Live) -> None:
+def test_an_undecodable_message_is_refused_as_a_bad_request(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
         with pytest.raises(grpc.RpcError) as caught:
@@ -346,7 +348,7 @@ def test_mps_and_drain_calls_reach_the_keeper(live: Live, reader: Client, admin:
     assert code_of(lambda: admin.drain_device("")) is ErrorCode.BAD_REQUEST
 
 
-def test_mig_listings_show_processes_to_root(live: Live, admin: Client) -> None:
+def test_mig_listings_show_root_the_processes_of_instances(live: Live, admin: Client) -> None:
     (device,) = admin.list_mig().devices
     (instance,) = device.instances
     assert (instance.profile_name, instance.allocation_id, instance.own) == ("1g.18gb", "a1", True)
@@ -367,7 +369,7 @@ def test_mig_plans_and_refusals_reach_the_client(live: Live, admin: Client) -> N
     assert wordless.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_usage_leaves_unknown_figures_unset(reader: Client) -> None:
+def test_the_reply_to_getusage_leaves_unknown_figures_unset(reader: Client) -> None:
     usage = reader.get_usage()
     (vitals,) = usage.devices
     assert (vitals.temperature_celsius, vitals.power_milliwatts, vitals.busy_percent) == (41, 250_000, 87)

@@ -49,7 +49,7 @@ def test_a_user_with_queued_changes_pauses_while_another_user_makes_changes() ->
 
 
 @pytest.mark.parametrize("other", [0, 8])
-def test_queued_changes_of_a_user_get_half_of_the_time_while_other_users_make_changes(other: int) -> None:
+def test_queued_changes_of_a_user_get_half_of_the_turns_while_another_user_makes_changes(other: int) -> None:
     async def main() -> None:
         changes = Changes()
         attack = changes.queue(7, 10)
@@ -76,7 +76,7 @@ def test_changes_pause_only_if_their_user_queues_several_while_another_user_make
     clock.run(main())
 
 
-def test_a_slow_or_cancelled_change_keeps_others_waiting_for_a_bounded_time_only() -> None:
+def test_a_slow_or_cancelled_change_keeps_other_changes_waiting_for_a_bounded_time_only() -> None:
     async def main() -> None:
         changes = Changes()
         slow = asyncio.ensure_future(changes.one(7, 100))

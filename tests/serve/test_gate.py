@@ -40,7 +40,7 @@ def test_http_2_streams_and_frames_are_counted_however_the_bytes_are_cut(
     assert counted == len(frames)
 
 
-def test_the_gate_of_a_users_connections_is_closed_while_too_many_calls_wait_to_be_taken() -> None:
+def test_a_users_connections_are_not_read_while_too_many_of_its_calls_wait() -> None:
     async def main() -> None:
         gate, resumed = Gate(), []
         gate.passed(MOST_QUEUED, 0.0)
@@ -56,7 +56,7 @@ def test_the_gate_of_a_users_connections_is_closed_while_too_many_calls_wait_to_
     run(main())
 
 
-def test_a_call_that_is_never_taken_closes_the_gate_for_a_bounded_time() -> None:
+def test_a_call_that_grpc_never_takes_stops_the_reading_of_its_user_for_a_bounded_time() -> None:
     async def main() -> None:
         gate = Gate()
         gate.passed(1000, 0.0)
@@ -67,7 +67,7 @@ def test_a_call_that_is_never_taken_closes_the_gate_for_a_bounded_time() -> None
     run(main())
 
 
-def test_the_bytes_of_a_user_get_a_bounded_share_of_the_loops_time() -> None:
+def test_processing_a_users_bytes_takes_a_bounded_share_of_the_event_loops_time() -> None:
     async def main() -> None:
         gate, root = Gate(), Gate(always_open=True)
         for one in (gate, root):
@@ -81,7 +81,7 @@ def test_the_bytes_of_a_user_get_a_bounded_share_of_the_loops_time() -> None:
     run(main())
 
 
-def test_the_frames_of_all_connections_of_a_user_are_passed_on_at_a_bounded_rate() -> None:
+def test_http_2_frames_of_all_connections_of_a_user_are_passed_on_at_a_bounded_rate() -> None:
     """60 connections that sent 200 000 PINGs in a second kept grpcio's threads busy: a call of root failed
     after 20 s.
     """
@@ -107,7 +107,7 @@ def test_the_frames_of_all_connections_of_a_user_are_passed_on_at_a_bounded_rate
     run(main())
 
 
-def test_a_user_that_closes_its_connections_and_connects_again_keeps_its_debt() -> None:
+def test_a_user_that_reconnects_keeps_the_pause_that_its_earlier_connections_caused() -> None:
     async def main() -> None:
         gate = Gate()
         kept = weakref.ref(gate)

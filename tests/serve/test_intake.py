@@ -56,7 +56,7 @@ def reading(live: Live) -> int:
 
 
 @pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
-def test_unfinished_messages_of_a_user_are_bounded_by_its_share(live: Live, door: str, most: int) -> None:
+def test_unfinished_messages_of_a_user_are_bounded_in_number(live: Live, door: str, most: int) -> None:
     """Before the fix, 48 connections with 128 unfinished messages of 1 MiB each used 5 GB."""
     peer = Peer(getattr(live, door))
     for _ in range(12):
@@ -126,7 +126,7 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> No
         live.close()
 
 
-def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
+def test_open_watches_of_a_user_are_bounded_in_number(live: Live) -> None:
     peer = Peer(live.ro)
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)
@@ -177,7 +177,7 @@ print("sent", flush=True); input()
 
 
 @needs("root")
-def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
+def test_many_queued_calls_of_one_user_cancel_no_call_of_another() -> None:
     """Calls of one user wait for the event loop. If 1000 of them waited in grpcio, it would cancel calls at
     random, those of other users too.
     """
@@ -217,7 +217,7 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 
 
 @needs("root")
-def test_a_user_that_calls_all_the_time_gets_a_tenth_of_the_loops_time(
+def test_a_user_that_calls_all_the_time_gets_a_tenth_of_the_event_loops_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user that lists events all the time gets a tenth of the event loop's time. Before the fix such a user
@@ -264,7 +264,9 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 
 @needs("root")
 @pytest.mark.parametrize("change_seconds", [EVER, 0.01])
-def test_changes_of_a_user_take_turns_and_leave_room_for_other_users(change_seconds: float) -> None:
+def test_changes_of_a_user_run_one_after_the_other_and_leave_time_for_other_users(
+    change_seconds: float,
+) -> None:
     """Before the fix, a user who allocated and released with 16 calls at a time left others 12 to 16 % of
     their speed.
     """

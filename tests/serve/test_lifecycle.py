@@ -68,7 +68,7 @@ def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
         assert live.keeper.held == {}
 
 
-def test_a_callers_deadline_ends_its_call_alone(live: Live) -> None:
+def test_the_deadline_of_a_caller_ends_its_call_and_not_the_allocation(live: Live) -> None:
     close_gate(live)
     deadline_seconds = 0.1
     while not live.keeper.requests:  # on a busy machine the deadline may pass before the call arrives
@@ -136,7 +136,7 @@ def test_bytes_that_are_no_http_2_on_the_socket_leave_other_clients_unharmed(
     wait_until(lambda: live.server.relay.peers.served == 1)
 
 
-def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
+def test_a_stop_of_the_server_waits_for_running_calls(live: Live, reader: Client) -> None:
     """During a stop the running call is answered, the watch ends with an error, and new connections are
     refused.
     """
@@ -160,7 +160,7 @@ def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
     live.stopped = True
 
 
-def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
+def test_a_stop_of_the_server_cancels_calls_that_exceed_the_grace_period(live: Live) -> None:
     close_gate(live)
     with ThreadPoolExecutor(1) as pool, Client(live.tenant, 300) as client:
         answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))

@@ -65,7 +65,7 @@ def peak_bytes(pid: int) -> int:
 
 
 @needs("root")
-def test_a_user_without_rights_can_make_vgpud_take_no_more_memory_than_the_users_share(folder: Path) -> None:
+def test_the_memory_that_a_user_without_rights_can_make_vgpud_take_is_bounded(folder: Path) -> None:
     words = [sys.executable, "-c", SERVER, str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin and server.stdout

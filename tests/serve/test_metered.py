@@ -23,7 +23,7 @@ async def steps(clock: Clock) -> str:
     return "done"
 
 
-def test_only_the_loops_time_in_steps_of_the_metered_task_is_measured() -> None:
+def test_a_metered_task_is_charged_only_for_its_own_steps_on_the_event_loop() -> None:
     async def main() -> None:
         clock = Clock()
         one, other = Metered(steps(clock), clock.now), asyncio.ensure_future(steps(clock))
@@ -34,7 +34,7 @@ def test_only_the_loops_time_in_steps_of_the_metered_task_is_measured() -> None:
     asyncio.run(main())
 
 
-def test_work_that_fails_or_is_cancelled_raises_and_is_measured() -> None:
+def test_a_metered_task_that_fails_or_is_cancelled_raises_and_is_measured() -> None:
     clock = Clock()
 
     async def fails() -> None:

@@ -50,7 +50,7 @@ async def taken_over(ledger: Ledger, folder: Path) -> None:
     await take_over(folder, ledger.sync, *(rows[table] for table in tables))
 
 
-def test_files_of_an_earlier_version_are_moved_to_the_ledger(tmp_path: Path) -> None:
+def test_state_files_of_an_earlier_version_are_moved_to_the_ledger(tmp_path: Path) -> None:
     for name, body in FILES.items():
         (tmp_path / name).write_text(json.dumps(body))
 
@@ -74,7 +74,7 @@ def test_files_of_an_earlier_version_are_moved_to_the_ledger(tmp_path: Path) -> 
     with_ledger(tmp_path, read)
 
 
-def test_a_file_that_cannot_be_opened_stays(tmp_path: Path) -> None:
+def test_an_old_state_file_that_cannot_be_opened_stays(tmp_path: Path) -> None:
     (tmp_path / "kubelet.json").mkdir()
     with capture_logs() as lines:
         with_ledger(tmp_path, lambda ledger: taken_over(ledger, tmp_path))
@@ -83,7 +83,9 @@ def test_a_file_that_cannot_be_opened_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"version": 2, "holds": []}', "[]", "half writ"])
-def test_a_file_of_another_version_or_shape_is_kept_aside(tmp_path: Path, text: str) -> None:
+def test_an_old_state_file_of_another_version_or_shape_is_kept_under_another_name(
+    tmp_path: Path, text: str
+) -> None:
     (tmp_path / "kubelet.json").write_text(text)
     with capture_logs() as lines:
         with_ledger(tmp_path, lambda ledger: taken_over(ledger, tmp_path))
@@ -93,7 +95,9 @@ def test_a_file_of_another_version_or_shape_is_kept_aside(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize("bad", ['{"request_id": "bad", "resource": 7}', "7", "half writ"])
-def test_a_row_that_cannot_be_read_is_left_out_and_logged_once(tmp_path: Path, bad: str) -> None:
+def test_a_row_of_an_old_state_file_that_cannot_be_read_is_left_out_and_logged_once(
+    tmp_path: Path, bad: str
+) -> None:
     async def work(ledger: Ledger) -> None:
         rows = ledger.rows[RowTable.KUBELET_HOLDS]
         await rows.put(("bad", bad))

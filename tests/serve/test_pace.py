@@ -34,7 +34,7 @@ def test_work_of_many_callers_has_a_bounded_share_of_time_and_users_take_turns()
     run(main())
 
 
-def test_work_reported_after_its_turn_lengthens_the_users_next_pause() -> None:
+def test_work_that_a_user_causes_outside_its_turn_lengthens_its_next_pause() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)
         for _ in range(3):
@@ -49,7 +49,7 @@ def test_work_reported_after_its_turn_lengthens_the_users_next_pause() -> None:
     run(main())
 
 
-def test_failed_work_ends_its_turn() -> None:
+def test_work_that_fails_ends_its_turn() -> None:
     async def main() -> None:
         pace = Pace(rest_factor=4)
         for _ in range(3):

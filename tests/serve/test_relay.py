@@ -151,7 +151,7 @@ def test_a_peer_that_has_ended_is_not_taken_for_the_process_that_has_its_pid(
     assert [*told, last] == ["True True", "ended", "ended"]
 
 
-def test_the_relay_never_gives_a_peer_name_twice() -> None:
+def test_the_relay_never_uses_a_peer_name_twice() -> None:
     table = peers.PeerTable()
     caller = Caller(Door.READ, 7, 7, Lifetime())
     first = table.add(caller)
@@ -211,7 +211,7 @@ def own_connection(path: Path) -> pb.NodeReply:
             raise from_rpc_error(error, path, 10) from None
 
 
-def test_one_user_cannot_take_every_connection() -> None:
+def test_one_user_cannot_take_all_connections() -> None:
     live = Live(ConnectionLimits(total=3, per_uid=2, admin=1))
     try:
         with Client(live.tenant, 300) as one, Client(live.ro, 300) as two:
@@ -230,7 +230,7 @@ def test_one_user_cannot_take_every_connection() -> None:
 
 
 @pytest.mark.parametrize("user", [0, 4242])
-def test_a_connection_waits_while_the_kernel_does_not_tell_its_process(
+def test_a_connection_waits_while_the_kernel_does_not_name_its_process(
     live: Live, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
     """A busy host: the first two queries for a connection's process have no answer, and the
@@ -352,7 +352,7 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
 
 
 @needs("root")
-def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
+def test_a_user_with_few_connections_is_admitted_even_if_others_hold_all() -> None:
     """When all connections are in use, the relay closes the oldest connection of the user with the most.
     Without this rule, a few users with 1024 idle connections each would keep all others out.
     """
@@ -389,7 +389,7 @@ print(len(held), flush=True); input()
 """
 
 
-def test_connection_limits_stay_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limits_stay_below_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
     lowered = ConnectionLimits().within_descriptors()
     assert lowered.total * 3 + lowered.admin * 3 + 128 <= 1024
@@ -434,7 +434,7 @@ def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     live.close()
 
 
-def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -> None:
+def test_the_relay_waits_while_the_backlog_of_the_grpc_server_is_full(small_backlog: Live) -> None:
     """grpcio's socket is replaced by a socket with a backlog of one that accepts late."""
     live = small_backlog
     relay = live.server.relay
@@ -464,7 +464,7 @@ def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -
     assert [left.name for left in path.parent.iterdir()] == ["grpc.sock"]
 
 
-def test_requests_of_two_clients_keep_their_own_callers(live: Live) -> None:
+def test_requests_of_two_clients_are_attributed_to_their_own_callers(live: Live) -> None:
     """Each connection has its own caller: calls of two clients do not mix."""
     with Client(live.ro, 300) as reader, Client(live.tenant, 300) as tenant:
         for number in range(20):

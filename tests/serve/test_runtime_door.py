@@ -145,7 +145,7 @@ def me() -> Lifetime:
     return Lifetime(os.getpid(), ticks)
 
 
-def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -> None:
+def test_a_prepared_container_has_its_allocation_in_its_oci_config(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         status, text = await made.ask(Verb.PREPARE, body=ASKS)
         assert status is Status.DONE and json.loads(text)["annotations"]["vgpud.io/prepared"] == "a1"
@@ -162,7 +162,7 @@ def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -
     run(tmp_path, scene)
 
 
-def test_variables_of_an_image_that_are_ignored_are_logged(tmp_path: Path) -> None:
+def test_ignored_variables_of_an_image_are_logged(tmp_path: Path) -> None:
     """An image's variables cancel no annotation of the operator, and ask for nothing by themselves."""
 
     async def scene(made: World) -> None:
@@ -178,7 +178,7 @@ def test_variables_of_an_image_that_are_ignored_are_logged(tmp_path: Path) -> No
     run(tmp_path, scene)
 
 
-def test_a_hook_prepares_for_its_parent_process(tmp_path: Path) -> None:
+def test_a_container_prepared_by_a_hook_is_bound_to_the_hooks_parent_process(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         await made.ask(Verb.PREPARE, body=ASKS, flags=FOR_PARENT)
         assert made.containers.started[0].lifetime.pid == os.getppid()
@@ -190,7 +190,7 @@ def test_a_hook_prepares_for_its_parent_process(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_refusals_and_internal_errors_are_answered(tmp_path: Path) -> None:
+def test_runtime_sock_answers_refusals_and_internal_errors(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         made.containers.error = VgpuError(ErrorCode.NO_CAPACITY, "it is full", "wait")
         assert await made.ask(Verb.PREPARE, body=ASKS) == (Status.REFUSED, "it is full (E401)\nhint: wait")
@@ -268,7 +268,7 @@ with socket.socket(socket.AF_UNIX) as peer:
 
 
 @needs("root", "fuse")
-def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path: Path) -> None:
+def test_a_passed_descriptor_whose_close_hangs_does_not_block_runtime_sock(tmp_path: Path) -> None:
     """An attack: the file system does not answer the close of a descriptor that came with a message."""
     with fuse_file(tmp_path / "mount", "flush") as file:
 
@@ -289,7 +289,7 @@ def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path
 
 
 @needs("root", "fuse")
-def test_passed_descriptors_whose_close_waits_take_no_place_of_other_users(tmp_path: Path) -> None:
+def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_path: Path) -> None:
     async def process_of(user: int, descriptor: int) -> PassedProcess | None:
         """The process of a message of `user`. Closes the descriptor."""
         ours, theirs = socket.socketpair()
@@ -351,7 +351,7 @@ def test_a_message_whose_receive_waits_holds_no_turn_of_other_users(tmp_path: Pa
     asyncio.run(attack())
 
 
-def test_a_second_descriptor_behind_a_pidfd_does_not_reach_vgpud() -> None:
+def test_a_message_with_a_second_descriptor_behind_the_pidfd_passes_none_to_vgpud() -> None:
     """An attack: vgpud would have the last copy of the second one, whose close may wait."""
     caller, theirs = socket.socketpair()
     ours, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -365,7 +365,7 @@ def test_a_second_descriptor_behind_a_pidfd_does_not_reach_vgpud() -> None:
     os.close(pidfd)
 
 
-def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
+def test_bind_uses_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         pidfd = os.pidfd_open(os.getpid())
         assert (await made.ask(Verb.BIND, name="a1", pidfd=pidfd))[0] is Status.DONE
@@ -389,7 +389,7 @@ def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
         REQUEST.pack(MAGIC, 1, 0, 0, 1 << 30),
     ],
 )
-def test_a_malformed_message_is_refused(tmp_path: Path, head: bytes) -> None:
+def test_a_malformed_message_to_runtime_sock_is_refused(tmp_path: Path, head: bytes) -> None:
     async def scene(made: World) -> None:
         with await made.connect() as peer:
             await asyncio.get_running_loop().sock_sendall(peer, head)
@@ -401,7 +401,7 @@ def test_a_malformed_message_is_refused(tmp_path: Path, head: bytes) -> None:
 
 
 @needs("root")
-def test_silent_and_closed_connections_do_not_hold_up_others(tmp_path: Path) -> None:
+def test_silent_and_closed_connections_to_runtime_sock_do_not_hold_up_others(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         silent = [await made.connect() for _ in range(20)]
         with await made.connect() as cut:
@@ -477,7 +477,7 @@ def test_a_message_above_one_mebibyte_is_refused_by_its_header(tmp_path: Path) -
     run(tmp_path, scene)
 
 
-def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
+def test_the_refusal_of_a_huge_request_is_short(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         for body in (
             json.dumps({"annotations": {"vgpud.io/" + "memoryy" * 100_000: "1"}}),
@@ -490,7 +490,7 @@ def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_config_json_is_read_and_written_off_the_event_loop(
+def test_config_json_is_decoded_and_encoded_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """config.json is read and written on a thread, so large configurations do not delay other
@@ -513,7 +513,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 
 
 @needs("root")
-def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
+def test_connections_with_unread_replies_end_and_leave_room_for_other_users(tmp_path: Path) -> None:
     """A user leaves replies unread. Before the fix, 512 unread replies prevented root from starting
     containers.
     """
@@ -642,7 +642,7 @@ def test_a_user_cannot_bind_a_process_of_another_user(open_folder: Path) -> None
 
 
 @needs("root")
-def test_a_process_for_a_users_descriptor_starts_in_the_users_turn(
+def test_the_helper_process_that_receives_a_users_descriptor_starts_in_the_users_turn(
     open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attack: each message with a descriptor costs vgpud the start of a process."""
@@ -677,7 +677,7 @@ def test_a_process_for_a_users_descriptor_starts_in_the_users_turn(
 
 @needs("root")
 @pytest.mark.parametrize("owner_uid", [0, 4242])
-def test_a_users_container_has_only_a_control_group_that_is_delegated_to_the_user(
+def test_a_user_can_name_only_a_control_group_that_is_delegated_to_it(
     open_folder: Path, owner_uid: int
 ) -> None:
     """An attack: the user's process is in the group of a service, beside processes of root. All processes of

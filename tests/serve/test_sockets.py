@@ -45,7 +45,7 @@ def modes(run_dir: Path) -> dict[str, int]:
     return {p.name: stat.S_IMODE(p.stat().st_mode) for p in run_dir.iterdir() if p.is_socket()}
 
 
-def test_a_public_socket_refuses_descriptors_before_a_caller_can_connect(
+def test_a_public_socket_refuses_passed_descriptors_before_a_caller_can_connect(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("ro.sock", "vgpud.sock", "admin.sock")
@@ -104,7 +104,7 @@ def test_a_second_daemon_in_the_same_folder_is_refused(run_dir: Path) -> None:
     os.close(claim(run_dir))
 
 
-def test_callers_of_a_daemon_that_does_not_start_are_sent_away(tmp_path: Path) -> None:
+def test_callers_of_a_daemon_that_does_not_start_are_disconnected(tmp_path: Path) -> None:
     """Otherwise systemd, whose socket they wait on, would start it over and over. systemd does not close them
     itself: it would wait for what they passed.
     """
@@ -118,7 +118,7 @@ def test_callers_of_a_daemon_that_does_not_start_are_sent_away(tmp_path: Path) -
         assert caller.recv(1) == b""
 
 
-def test_without_a_keeper_a_connection_is_shut_down_and_never_closed(
+def test_without_a_keeper_process_a_connection_is_shut_down_and_not_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The close would be the last one of what the caller passed, and could wait without end."""
@@ -315,7 +315,9 @@ def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
         ("ro", "deaf", "is not a listening Unix stream socket"),
     ],
 )
-def test_unfit_sockets_of_systemd_are_refused(tmp_path: Path, names: str, kinds: str, why: str) -> None:
+def test_unsuitable_sockets_from_systemd_are_refused(
+    tmp_path: Path, names: str, kinds: str, why: str
+) -> None:
     assert why in passed(tmp_path, names, kinds)[0]
 
 

@@ -122,7 +122,7 @@ def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
                 print(file=child.stdin, flush=True)
 
 
-def test_changed_subordinate_ranges_are_read_again(tmp_path: Path) -> None:
+def test_changed_ranges_of_subordinate_uids_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "subuid"
     ranges = SubordinateUids(file)
     assert ranges.user_of(FIRST) == FIRST
@@ -160,7 +160,7 @@ if os.fork() == 0:
 
 
 @needs("user-namespaces")
-def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(path: Path) -> None:
+def test_a_connection_of_a_subordinate_uid_whose_process_has_ended_is_refused(path: Path) -> None:
     """An attack: the user's range is in a directory service alone, so only the process leads to its
     user. The process connects, leaves the connection to its child, and ends.
     """
@@ -180,7 +180,7 @@ def test_a_subordinate_uid_is_no_user_of_its_own_after_its_process_has_ended(pat
 
 
 @needs("user-namespaces")
-def test_a_subordinate_uid_is_no_user_of_its_own_while_the_kernel_does_not_answer(
+def test_a_connection_of_a_subordinate_uid_is_refused_while_the_kernel_does_not_name_its_namespace(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same attack before Linux 6.11: an exec that does not end, during which /proc/PID/ns/user waits."""
@@ -194,7 +194,7 @@ def test_a_subordinate_uid_is_no_user_of_its_own_while_the_kernel_does_not_answe
 
 
 @needs("user-namespaces")
-def test_connections_of_all_uids_of_a_user_count_together() -> None:
+def test_connections_of_all_subordinate_uids_of_a_user_count_together() -> None:
     live = Live(ConnectionLimits(total=30, per_uid=4, admin=1))
     try:
         with subordinate(live.ro, 1, 3), subordinate(live.ro, 2, 3):
@@ -223,7 +223,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 @needs("fuse")
-def test_a_caller_whose_exec_does_not_end_blocks_no_door(path: Path, tmp_path: Path) -> None:
+def test_a_caller_whose_exec_does_not_end_blocks_no_socket(path: Path, tmp_path: Path) -> None:
     """An attack: a process connects, and its exec closes a file of its own file system, which does not
     answer. A caller whose user the kernel does not tell is sent away.
     """
