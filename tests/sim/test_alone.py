@@ -3,7 +3,7 @@
 from tests.simnode import BUILD, ROOT
 
 
-def test_the_simulator_builds_without_the_rest_of_the_tree() -> None:
+def test_the_simulator_builds_without_the_rest_of_the_source_tree() -> None:
     """The simulator's own project is configured, and ./dev build has built it for test_sanitizers.py."""
     alone = BUILD.with_name("native-thread")
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'native/sim'}\n" in (alone / "CMakeCache.txt").read_text()

@@ -118,14 +118,14 @@ def outside(node: SimNode) -> Outside:
 GROUP = "a06c " + "c86f " * 8 + "cbc0 " + ("a06c " + "c86f " * 4) * 3
 
 
-def test_a_preloaded_ioctl_sees_each_object_made_and_freed(node: SimNode) -> None:
+def test_a_preloaded_ioctl_function_sees_each_driver_object_that_is_made_and_freed(node: SimNode) -> None:
     library = TEST_BUILD / "librecorder.so"
     code = "from tests.sim.cuda import *; d = Driver(); d.init(); d.context(); x = d.context(); d('cuCtxDestroy_v2', x)"
     done = node.run([sys.executable, "-c", code], {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)})
     assert done.stderr == "41 80 2080 " + GROUP * 2 + "free " * 4
 
 
-def test_channels_end_with_their_context_and_forty_contexts_have_forty_groups(
+def test_channels_end_with_their_context_and_forty_contexts_have_forty_channel_groups(
     node: SimNode, tenant: Tenant
 ) -> None:
     pid = tenant.process.pid
@@ -154,7 +154,7 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     assert done_ns(node, pid) == launched * LONG_NS
 
 
-def test_channels_disabled_twice_work_after_they_are_enabled_twice(
+def test_channels_disabled_twice_work_only_after_they_are_enabled_twice(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     """A call that enables enabled channels changes nothing: afterwards one call disables them."""
@@ -169,7 +169,7 @@ def test_channels_disabled_twice_work_after_they_are_enabled_twice(
     assert tenant.say("sync") == "ok"
 
 
-def test_a_list_may_name_the_channels_of_another_client(
+def test_an_order_to_disable_channels_may_name_those_of_another_client(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     """A list of channels may name the channels of another client, on an H200 as well. The arbiter therefore
@@ -218,7 +218,7 @@ def test_copies_run_while_compute_channels_are_disabled(
 
 
 @pytest.mark.parametrize("channels", [[[0, 1]], [[0, 0x5C000001]], [[0, 0xFFFFFFFF]]])
-def test_a_handle_that_is_not_a_channel_disables_nothing(
+def test_an_order_with_a_handle_that_is_not_a_channel_disables_nothing(
     node: SimNode, tenant: Tenant, outside: Outside, channels: list[list[int]]
 ) -> None:
     process, use = entry(node, tenant.process.pid)
@@ -228,7 +228,7 @@ def test_a_handle_that_is_not_a_channel_disables_nothing(
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_a_client_is_identified_by_its_open_file_alone(
+def test_a_driver_client_is_identified_only_by_its_open_control_file(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     other = Tenant(node)
@@ -237,7 +237,7 @@ def test_a_client_is_identified_by_its_open_file_alone(
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_more_channels_than_a_call_may_name_are_refused(
+def test_a_call_that_names_too_many_channels_is_refused(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     process, use = entry(node, tenant.process.pid)
@@ -264,7 +264,7 @@ def test_a_process_killed_with_disabled_channels_leaves_no_channels(
     assert other.say("sync") == "ok"
 
 
-def test_a_copied_descriptor_of_the_device_keeps_the_memory_of_a_dead_process(
+def test_a_copied_descriptor_of_the_control_device_keeps_the_memory_of_a_dead_process(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     outside.ask("keep", tenant.process.pid)
@@ -275,7 +275,7 @@ def test_a_copied_descriptor_of_the_device_keeps_the_memory_of_a_dead_process(
     assert node.dump()["devices"][0]["memory_used"] == 0
 
 
-def test_a_driver_that_refuses_to_disable_channels_returns_its_status_and_disables_none(
+def test_a_simulated_driver_set_to_refuse_returns_its_status_and_disables_no_channel(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", str(REFUSED))
@@ -283,7 +283,7 @@ def test_a_driver_that_refuses_to_disable_channels_returns_its_status_and_disabl
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_a_driver_set_to_lie_returns_success_and_disables_no_channel(
+def test_a_simulated_driver_set_to_lie_returns_success_and_disables_no_channel(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")

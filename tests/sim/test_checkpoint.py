@@ -136,7 +136,7 @@ out = [
 """
 
 
-def test_calls_in_a_suspended_process_answer_or_block_as_on_an_h200(sim_node: Make) -> None:
+def test_calls_in_a_suspended_process_return_or_block_as_on_an_h200(sim_node: Make) -> None:
     """Recorded on an H200 with driver 580.159.04: in a suspended process a lazily loaded kernel has no
     attributes.
     """
@@ -172,7 +172,7 @@ def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> Non
     assert control.say("GetState", os.getpid()) == str(BAD_VALUE)
 
 
-def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
+def test_a_checkpoint_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -246,7 +246,7 @@ def test_a_restore_on_another_model_or_a_device_in_use_is_refused(sim_node: Make
 
 
 @pytest.mark.parametrize("driver", ["565.57.01", "575.57.08"])
-def test_older_drivers_lack_restore_on_other_devices(sim_node: Make, driver: str) -> None:
+def test_older_drivers_cannot_restore_a_process_on_other_devices(sim_node: Make, driver: str) -> None:
     node = sim_node("h200x8")
     node.sim("driver", driver)
     uuids = [d["uuid"] for d in node.dump()["devices"]]
@@ -260,7 +260,7 @@ def test_older_drivers_lack_restore_on_other_devices(sim_node: Make, driver: str
     assert control.resume(pid) == [0, 0]
 
 
-def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> None:
+def test_a_checkpoint_of_a_process_with_managed_memory_leaves_it_in_state_failed(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> Non
     assert used_mib(node) == [0]
 
 
-def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Make) -> None:
+def test_a_suspension_by_a_killed_controller_can_be_continued_by_another(sim_node: Make) -> None:
     """The controlling process is killed at a random moment of a suspension. The suspended process is in one
     of the four states, and another controller continues from there.
     """

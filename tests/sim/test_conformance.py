@@ -23,14 +23,14 @@ KNOWN = {
 }
 
 
-def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make) -> None:
+def test_the_simulator_answers_a_program_as_an_h200_did_in_a_recording(sim_node: Make) -> None:
     node = sim_node("h200x1")
     here, card = answers(TEST_BUILD / "cuda_conformance", node.environment()), json.loads(H200.read_text())
     assert len(card) > 280
     assert differences(here, card) == KNOWN
 
 
-def test_a_handle_of_an_ended_context_is_refused_as_on_a_card(sim_node: Make) -> None:
+def test_a_handle_of_an_ended_context_is_refused_as_on_a_real_card(sim_node: Make) -> None:
     """A handle of an ended context is refused. The simulated driver returns an error where the H200's driver
     crashed.
     """

@@ -24,7 +24,9 @@ KNOWN_OF_TENANT = {
 }
 
 
-def test_a_tenant_has_the_answers_of_the_driver(sim_node: Make, tmp_path: Path) -> None:
+def test_a_tenant_under_libvgpu_gets_the_same_answers_as_from_the_driver(
+    sim_node: Make, tmp_path: Path
+) -> None:
     node = sim_node("h200x1")
     uuid = node.dump()["devices"][0]["uuid"]
     lease = write_lease(tmp_path, "a1", [DeviceLimits(uuid, 120 * GIB)], os.getuid(), os.getgid())

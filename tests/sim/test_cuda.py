@@ -38,7 +38,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node()
 
 
-def test_device_attributes_match_the_recorded_card(node: SimNode) -> None:
+def test_device_attributes_match_those_recorded_on_a_card(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -189,7 +189,7 @@ out.append(resident < 200 * MIB)
     assert out == [True, 2, 2, 0, 2, 1, 1, True]
 
 
-def test_copies_copy_and_wild_pointers_are_refused(node: SimNode) -> None:
+def test_memory_copies_work_and_invalid_pointers_are_refused(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -215,7 +215,7 @@ out += [base.value == a, length.value == 4 * MIB, code("cuPointerGetAttribute", 
     assert out == [True, 1, 1, 1, 1, 1, 0, 1, 1, True, True, 0, 2, 1]
 
 
-def test_copies_and_fills_agree_with_a_model_and_leave_memory_sparse(node: SimNode) -> None:
+def test_copies_and_fills_agree_with_a_model_and_keep_device_memory_sparse(node: SimNode) -> None:
     """Device memory is a sparse file: copied zeros leave holes in it, at any alignment and across mappings."""
     out = ask(
         node,
@@ -274,7 +274,7 @@ out = [wrong, back.raw[:2].hex(), stored() - before]
     assert out == [[], "0100", 3 * 4096]
 
 
-def test_vmm_maps_memory_into_a_range(node: SimNode) -> None:
+def test_virtual_memory_calls_map_physical_memory_into_a_range(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -306,7 +306,7 @@ out += [used(), code("cuMemAddressFree", base, size(4 * step)), code("cuMemCreat
     assert out == [1, "07070707", 1, 1, CONTEXT_MIB + 4, CONTEXT_MIB, 0, 1]
 
 
-def test_modules_find_entries_by_name(node: SimNode) -> None:
+def test_kernels_of_a_module_are_found_by_name(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -322,7 +322,7 @@ out += [code("cuModuleGetGlobal_v2", c.byref(p), c.byref(n), m, b"table"), n.val
     assert out == [0, 0, NOT_FOUND, NOT_FOUND, 0, 64, NOT_FOUND, 200, INVALID_VALUE]
 
 
-def test_kernels_take_their_time_and_events_measure_it(node: SimNode) -> None:
+def test_kernels_take_the_configured_time_and_events_measure_it(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -411,7 +411,7 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
     ]
 
 
-def test_every_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> None:
+def test_every_driver_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> None:
     """Every exported function must be in the table of cuGetProcAddress."""
     import re
     import subprocess

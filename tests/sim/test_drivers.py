@@ -42,7 +42,7 @@ def ask(node: SimNode, body: str) -> object:
 
 
 @pytest.mark.parametrize("branch", ["535", "550", "580", "595", "615"])
-def test_a_node_has_the_driver_that_it_is_made_with(sim_node: Make, branch: str) -> None:
+def test_a_simulated_node_has_the_driver_branch_that_it_is_made_with(sim_node: Make, branch: str) -> None:
     node = sim_node(driver=branch)
     version, nvml, cuda = simulator("profile").DRIVERS[branch]
     out = ask(
@@ -52,7 +52,7 @@ def test_a_node_has_the_driver_that_it_is_made_with(sim_node: Make, branch: str)
     assert out == [version, nvml, cuda]
 
 
-def test_a_node_refuses_a_driver_that_is_not_known(sim_node: Make) -> None:
+def test_a_simulated_node_refuses_an_unknown_driver_branch(sim_node: Make) -> None:
     with pytest.raises(simulator("profile").ProfileError, match="no driver '470'; there are: 535, 550"):
         sim_node(driver="470")
 
@@ -67,7 +67,7 @@ def test_a_node_refuses_a_driver_that_is_not_known(sim_node: Make) -> None:
         ("615", 0, 0, "error 2"),
     ],
 )
-def test_a_driver_lacks_what_later_branches_brought(
+def test_a_driver_branch_lacks_functions_that_later_branches_added(
     sim_node: Make, branch: str, recovery: int, banks: int, limits: str
 ) -> None:
     """results: 13 FUNCTION_NOT_FOUND; 3 NOT_SUPPORTED; 2 INVALID_ARGUMENT, because the path is in no cgroup
@@ -77,7 +77,7 @@ def test_a_driver_lacks_what_later_branches_brought(
     assert out == [recovery, banks, limits]
 
 
-def test_a_card_says_which_repair_it_needs_until_its_reset(sim_node: Make) -> None:
+def test_a_card_reports_which_repair_it_needs_until_its_reset(sim_node: Make) -> None:
     node = sim_node(driver="615")
     node.sim("fault", "recovery", "--device", "0", "--code", "1")
     node.sim("fault", "rows-pending", "--device", "0", "--code", "2")
@@ -105,7 +105,7 @@ def test_the_driver_refuses_memory_beyond_the_limit_of_a_cgroup(sim_node: Make, 
 
 
 @needs("cgroups")
-def test_a_limit_ends_with_its_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
+def test_a_device_memory_limit_ends_with_its_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
     node, inner = sim_node(driver="615"), cgroup / "inner"
     for _ in range(2):
         inner.mkdir()
@@ -122,7 +122,7 @@ def test_a_card_in_mig_mode_has_no_limits_for_cgroups(sim_node: Make, cgroup: Pa
     assert ask(sim_node(driver="615"), body) == "error 3"
 
 
-def test_the_nodes_root_is_completed_for_tools_that_take_a_driver_root(sim_node: Make) -> None:
+def test_a_simulated_nodes_root_can_be_completed_for_tools_that_read_a_driver_root(sim_node: Make) -> None:
     """nvidia-ctk finds a driver by the version in the names of its libraries."""
     node = sim_node("mixed")
     root = Path(node.sim("root").strip())

@@ -26,7 +26,7 @@ def probe(node: SimNode, env: dict[str, str] | None = None) -> dict[str, Any]:
     return answer
 
 
-def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNode) -> None:
+def test_the_probe_selects_the_engine_cut_if_kernels_can_be_preempted(node: SimNode) -> None:
     answer = probe(node)
     assert answer["engine"] == "cut"
     assert answer["off_us"] >= 449 and answer["on_us"] >= 275
@@ -34,7 +34,7 @@ def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNod
     assert node.dump()["processes"] == []
 
 
-def test_a_kernel_that_was_measured_too_long_is_stopped_in_its_middle(node: SimNode) -> None:
+def test_the_probe_works_with_a_kernel_that_was_measured_too_long(node: SimNode) -> None:
     """On a machine with busy processors a kernel of 30 ms may be measured as 200 ms. The probe then stops the
     kernel in its middle.
     """
@@ -42,21 +42,21 @@ def test_a_kernel_that_was_measured_too_long_is_stopped_in_its_middle(node: SimN
     assert probe(node)["engine"] == "cut"
 
 
-def test_a_driver_that_refuses_preemption_selects_the_gate(node: SimNode) -> None:
+def test_the_probe_selects_the_gate_if_the_driver_refuses_preemption(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     answer = probe(node)
     assert answer["engine"] == "gate"
     assert "refuses to stop channels: status 0x56" in answer["why"]
 
 
-def test_a_driver_that_reports_preemption_without_doing_it_is_detected(node: SimNode) -> None:
+def test_the_probe_detects_a_driver_that_only_pretends_to_preempt(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
     answer = probe(node)
     assert answer["engine"] == "gate"
     assert "the kernel goes on" in answer["why"]
 
 
-def test_an_mps_client_has_no_channels_to_disable(node: SimNode, tmp_path: Path) -> None:
+def test_the_probe_finds_no_channels_of_an_mps_client(node: SimNode, tmp_path: Path) -> None:
     mps = Mps(node, tmp_path)
     mps.daemon()
     answer = probe(node, mps.env)

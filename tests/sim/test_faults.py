@@ -25,7 +25,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -> None:
+def test_a_function_set_to_hang_returns_once_the_faults_are_cleared(node: SimNode) -> None:
     node.sim("fault", "hang", "--function", "nvmlDeviceGetName")
     asking = node.start([sys.executable, "-c", f"print('asks', flush=True)\n{NAME}"])
     assert asking.stdout is not None
@@ -59,7 +59,7 @@ def test_a_hanging_process_can_be_killed(node: SimNode) -> None:
     assert node.dump()["devices"][0]["memory_used"] == 0
 
 
-def test_slow_functions_answer_late(node: SimNode) -> None:
+def test_a_function_set_to_be_slow_answers_late(node: SimNode) -> None:
     node.sim("fault", "slow", "--function", "nvmlDeviceGet*", "--microseconds", "150000", "--count", "3")
     code = "import time, pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\nfor _ in range(3):\n    t = time.monotonic(); n.nvmlDeviceGetTemperature(h, 0); print(time.monotonic() - t)"
     took = [float(word) for word in node.python(code).split()]
@@ -69,7 +69,7 @@ def test_slow_functions_answer_late(node: SimNode) -> None:
     assert node.dump()["faults"] == []
 
 
-def test_a_missing_function_is_absent_from_the_library(node: SimNode) -> None:
+def test_a_function_can_be_made_absent_from_the_simulated_library(node: SimNode) -> None:
     """pynvml reports a missing function as absent from the library. cuGetProcAddress finds no variant of it
     either.
     """
@@ -86,7 +86,7 @@ def test_a_missing_function_is_absent_from_the_library(node: SimNode) -> None:
     assert tenant.do("cu('cuMemAllocAsync', c.byref(c.c_uint64()), c.c_size_t(8), None)") == "ok"
 
 
-def test_injected_memory_loss_and_a_lost_device_are_reported(node: SimNode) -> None:
+def test_injected_memory_loss_and_a_lost_device_are_reported_to_programs(node: SimNode) -> None:
     tenant = Tenant(node)
     free = int(tenant.say("info").split()[0])
     node.sim("fault", "memory", "--device", "0", "--bytes", str(free - (64 << 20)))
@@ -120,7 +120,7 @@ def vgpu_sim(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_simctl_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
+def test_vgpu_sim_run_makes_a_simulated_node_for_one_program(tmp_path: Path) -> None:
     done = vgpu_sim(
         "run",
         "--profile",

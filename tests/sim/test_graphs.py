@@ -69,7 +69,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node()
 
 
-def test_a_graph_runs_its_kernels_in_the_engine(node: SimNode) -> None:
+def test_a_cuda_graph_runs_its_kernels_in_the_order_of_its_nodes(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -98,7 +98,7 @@ out = [pending, ms.value, half.value, n.value, e.value, cycle, code("cuGraphInst
     assert out[3:] == [1, 3, 0, 1, 1, 0, 0, 0, 0]
 
 
-def test_graph_memory_is_charged_at_launch_and_freed_by_a_trim(node: SimNode) -> None:
+def test_memory_of_a_cuda_graph_is_charged_at_launch_and_freed_by_a_trim(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -136,7 +136,7 @@ out.append(used() - base)
     ]
 
 
-def test_a_graph_launch_without_memory_is_refused_as_a_whole(node: SimNode) -> None:
+def test_a_cuda_graph_launch_without_enough_memory_is_refused_as_a_whole(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -155,7 +155,7 @@ out += [code("cuGraphLaunch", exe, None), code("cuGraphLaunch", exe, None), memo
     assert out == [2, 0, 2, 0, 0, 32]
 
 
-def test_a_capture_records_the_work_of_its_stream(node: SimNode) -> None:
+def test_a_stream_capture_records_the_work_of_its_stream(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -194,7 +194,7 @@ out += [back.raw.hex(), list(ran), memory()]
     ]
 
 
-def test_calls_forbidden_during_a_capture_are_refused(node: SimNode) -> None:
+def test_calls_forbidden_during_a_stream_capture_are_refused(node: SimNode) -> None:
     """Codes: 900 unsupported, 901 invalidated, 903 unmatched, 905 isolation, 906 implicit, 907 captured
     event.
     """
@@ -232,7 +232,7 @@ out += [[code("cuLaunchKernel", f, 1, 1, 1, 32, 1, 1, 0, None, None, None), end(
     ]
 
 
-def test_an_instantiated_graph_is_updated_in_place(node: SimNode) -> None:
+def test_an_instantiated_cuda_graph_is_updated_in_place(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -270,7 +270,7 @@ out += [code("cuGraphNodeFindInClone", c.byref(c_void_p()), n, twin)]
     assert out == [1, 0, 0, 2, 910, 2, 2, 0, 9, 5, 0]
 
 
-def test_user_objects_end_with_the_graphs_that_hold_them(node: SimNode) -> None:
+def test_user_objects_end_with_the_cuda_graphs_that_hold_them(node: SimNode) -> None:
     out = ask(
         node,
         HEAD

@@ -54,7 +54,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_sms_are_split_in_the_cards_granularity(node: SimNode) -> None:
+def test_multiprocessors_are_split_in_the_granularity_of_the_card(node: SimNode) -> None:
     out = ask(
         node,
         GREEN
@@ -82,7 +82,7 @@ out = dict(whole=[w.type, w.count, w.least, w.multiple], sixteen=split(16)[:3], 
     }
 
 
-def test_an_older_card_has_finer_parts(sim_node: Make) -> None:
+def test_an_older_card_splits_its_multiprocessors_into_finer_parts(sim_node: Make) -> None:
     out = ask(sim_node("t4x1"), GREEN + "w = whole()\nout = [w.count, w.least, w.multiple, split(3)[:3]]")
     assert out == [40, 2, 2, [0, [4] * 10, 0]]
 
@@ -208,7 +208,7 @@ def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(build_dir() / "lib" / "libvgpu.so"), "VGPU_LEASE": str(made)}
 
 
-def test_a_tenant_under_libvgpu_uses_green_contexts(node: SimNode, tmp_path: Path) -> None:
+def test_a_tenant_under_libvgpu_can_use_green_contexts(node: SimNode, tmp_path: Path) -> None:
     """Launches in streams of green contexts run as any others, and memory allocated in a green context counts
     against the limit.
     """
@@ -286,7 +286,9 @@ def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
 
 
-def test_under_libvgpu_a_green_context_above_its_claim_is_destroyed(sim_node: Make, tmp_path: Path) -> None:
+def test_under_libvgpu_a_green_context_larger_than_its_claim_is_destroyed(
+    sim_node: Make, tmp_path: Path
+) -> None:
     """A green context that is larger than libvgpu's claim for it is destroyed. This device's green contexts
     are larger than those of an H200.
     """

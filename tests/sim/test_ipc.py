@@ -123,7 +123,7 @@ EXPORT = (
 )
 
 
-def test_a_vmm_allocation_is_imported_by_file_descriptor(node: SimNode) -> None:
+def test_a_virtual_memory_allocation_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = Tenant(node), Tenant(node)
     for tenant in (one, two):
         for line in VMM:
@@ -208,7 +208,7 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
     assert two.do(TAKE_POOL) == "1"
 
 
-def test_an_imported_pool_of_a_dead_process_allocates_nothing(node: SimNode) -> None:
+def test_an_imported_memory_pool_of_a_dead_process_allocates_nothing(node: SimNode) -> None:
     one, two = pool_tenants(node)
     assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8)), one.write(41)] == ["0", "0", "ok"]
     fd = one.do(GIVE_POOL).strip("()").split(", ")[1]
@@ -259,7 +259,7 @@ def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     ("driver", "in_job", "saved"),
     [("595", True, NOT_SUPPORTED), ("615", False, NOT_SUPPORTED), ("615", True, 0)],
 )
-def test_processes_of_a_job_that_share_by_ipc_are_suspended_by_drivers_from_610_on(
+def test_processes_of_a_job_that_share_memory_by_ipc_are_suspended_by_drivers_from_610_on(
     sim_node: Make, tmp_path: Path, driver: str, in_job: bool, saved: int
 ) -> None:
     node = sim_node("h200x1", driver=driver)
@@ -286,7 +286,7 @@ def test_processes_of_a_job_that_share_by_ipc_are_suspended_by_drivers_from_610_
 
 
 @pytest.mark.parametrize("driver", ["595", "615"])
-def test_a_process_with_a_shared_pool_cannot_be_suspended(sim_node: Make, driver: str) -> None:
+def test_a_process_with_a_shared_memory_pool_cannot_be_suspended(sim_node: Make, driver: str) -> None:
     node = sim_node("h200x1", driver=driver)
     one, _ = pool_tenants(node)
     control = Controller(node)

@@ -33,7 +33,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_every_form_of_a_launch_occupies_the_engine(node: SimNode) -> None:
+def test_every_form_of_a_kernel_launch_occupies_the_device(node: SimNode) -> None:
     out = ask(
         node,
         HEAD

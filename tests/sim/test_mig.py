@@ -148,7 +148,7 @@ out = [tour([19, 19, 14, 9]), tour([9, 14, 19, 19])]
     assert ask(sim_node(), body) == [[6, 5, 2, "error 23"], [4, 2, 1, 0]]
 
 
-def test_compute_instances_share_a_gpu_instance(sim_node: Make) -> None:
+def test_several_compute_instances_share_a_gpu_instance(sim_node: Make) -> None:
     body = """
 n.nvmlDeviceSetMigMode(h, 1)
 gi = n.nvmlDeviceCreateGpuInstance(h, 9)
@@ -173,7 +173,7 @@ out.append(room())
     ]
 
 
-def test_a_mig_mode_change_follows_the_architecture(sim_node: Make) -> None:
+def test_a_change_of_mig_mode_acts_at_once_or_needs_a_reset_as_the_architecture_does(sim_node: Make) -> None:
     hopper, ampere, turing = sim_node("h200x8"), sim_node("a100x8"), sim_node("t4x1")
     flip = "out = [ask(n.nvmlDeviceSetMigMode, h, 1), ask(n.nvmlDeviceGetMigMode, h)]"
     assert ask(hopper, flip) == [0, [1, 1]]
@@ -192,7 +192,7 @@ def test_a_mig_mode_change_follows_the_architecture(sim_node: Make) -> None:
         assert node.dump()["devices"][0]["gpu_instances"] == []
 
 
-def test_instances_in_use_cannot_be_destroyed(sim_node: Make) -> None:
+def test_mig_instances_in_use_cannot_be_destroyed(sim_node: Make) -> None:
     node = sim_node()
     tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0"})
     assert ask(node, "out = [n.nvmlDeviceSetMigMode(h, 1), n.nvmlDeviceGetMigMode(h)]") == [19, [0, 1]]

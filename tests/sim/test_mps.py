@@ -129,7 +129,7 @@ def test_the_mps_daemon_ignores_bad_values_silently(mps: Mps) -> None:
 
 
 @pytest.mark.parametrize("key", ["ordinal", "uuid"])
-def test_a_memory_limit_of_mps_includes_the_context(mps: Mps, key: str) -> None:
+def test_the_memory_limit_of_an_mps_client_includes_its_context(mps: Mps, key: str) -> None:
     """A memory limit of MPS includes the context. Measured on an H200 in pieces of 32 MiB: a limit of 1024
     MiB leaves 480 MiB, one of 2048 leaves 1504.
     """
@@ -146,14 +146,14 @@ def test_a_memory_limit_of_mps_includes_the_context(mps: Mps, key: str) -> None:
         mps.say(f"shutdown_server {server}")
 
 
-def test_a_client_has_no_channels_of_its_own(mps: Mps) -> None:
+def test_an_mps_client_has_no_channels_of_its_own(mps: Mps) -> None:
     mps.daemon()
     mps.tenant()
     (client,) = [p for p in mps.node.dump()["processes"] if p["uses"] and p["uses"][0]["mps"]]
     assert (client["client"], client["uses"][0]["channels"]) == (0, 0)
 
 
-def test_a_clients_own_limit_lowers_the_daemons_and_never_raises_it(mps: Mps) -> None:
+def test_the_limit_of_an_mps_client_can_lower_that_of_the_daemon_and_not_raise_it(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_device_pinned_mem_limit 0 2048M")
     lower = mps.tenant(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
@@ -162,7 +162,7 @@ def test_a_clients_own_limit_lowers_the_daemons_and_never_raises_it(mps: Mps) ->
     assert [higher.say("alloc 1504"), higher.say("alloc 32")] == ["ok", OUT_OF_MEMORY]
 
 
-def test_nvml_lists_clients_and_the_daemon_knows_them(mps: Mps) -> None:
+def test_nvml_and_the_mps_daemon_list_the_mps_clients(mps: Mps) -> None:
     mps.daemon()
     tenant = mps.tenant()
     code = (
@@ -180,7 +180,7 @@ def test_nvml_lists_clients_and_the_daemon_knows_them(mps: Mps) -> None:
     assert mps.say(f"get_client_list {server}") == (0, "")
 
 
-def test_the_daemons_death_ends_its_clients_and_frees_the_device(mps: Mps) -> None:
+def test_the_death_of_the_mps_daemon_ends_its_clients_and_frees_the_device(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_device_pinned_mem_limit 0 1024M")
     tenant = mps.tenant()
@@ -194,7 +194,7 @@ def test_the_daemons_death_ends_its_clients_and_frees_the_device(mps: Mps) -> No
     assert unlimited.say("alloc 4096") == "ok"
 
 
-def test_exclusive_process_admits_clients_together(mps: Mps) -> None:
+def test_several_mps_clients_run_on_a_device_in_compute_mode_exclusive_process(mps: Mps) -> None:
     mps.node.python(
         "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), 3)"
     )
@@ -203,7 +203,7 @@ def test_exclusive_process_admits_clients_together(mps: Mps) -> None:
     assert Tenant(mps.node).first == "error 46"
 
 
-def test_the_thread_percentage_scales_the_sm_count(mps: Mps) -> None:
+def test_the_thread_percentage_of_mps_scales_the_number_of_multiprocessors(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_active_thread_percentage 50")
     code = (
@@ -232,7 +232,7 @@ def test_concurrent_mps_clients_are_held_to_their_thread_percentages(
     assert shares == pytest.approx(got, rel=1e-3)
 
 
-def test_clients_name_their_static_partition(sim_node: Make, tmp_path: Path) -> None:
+def test_mps_clients_name_their_static_partition(sim_node: Make, tmp_path: Path) -> None:
     mps = Mps(sim_node(driver="595"), tmp_path)
     uuid = str(mps.node.dump()["devices"][0]["uuid"])
     assert mps.node.run([CONTROL, "-S", "-d"], mps.env, check=False).returncode == 0
@@ -254,14 +254,14 @@ def test_clients_name_their_static_partition(sim_node: Make, tmp_path: Path) -> 
         os.kill(mps.pid(), signal.SIGKILL)
 
 
-def test_branches_before_590_have_no_static_partitions(mps: Mps) -> None:
+def test_driver_branches_before_590_have_no_static_partitions(mps: Mps) -> None:
     assert mps.node.run([CONTROL, "-S", "-d"], mps.env, check=False).returncode == 1
     mps.daemon()
     assert "not enabled" in mps.say("sm_partition add GPU-1 1")[1]
     assert mps.say("lspart") == (0, "")
 
 
-def test_the_daemon_needs_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
+def test_the_mps_daemon_fails_without_a_simulated_node_and_with_a_long_path(mps: Mps, tmp_path: Path) -> None:
     silent = mps.node.run([CONTROL, "-d"], {**mps.env, "VGPU_SIM_STATE": "/nonexistent"}, check=False)
     assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")
     long_path = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / ("x" * 120))}
@@ -281,7 +281,7 @@ else:
 """
 
 
-def test_a_client_sees_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path) -> None:
+def test_an_mps_client_sees_only_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path) -> None:
     """The daemon's list restricts and renumbers the devices. A client's list counts within the daemon's."""
     node = sim_node()
     uuids = [d["uuid"] for d in node.dump()["devices"]]

@@ -147,7 +147,9 @@ class Daemon:
 
 @needs("debian-archive", "root")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_the_simulated_mps_daemon_answers_as_nvidias(sim_node: Make, short_folder: Path, branch: str) -> None:
+def test_the_simulated_mps_daemon_answers_as_the_real_one(
+    sim_node: Make, short_folder: Path, branch: str
+) -> None:
     node = sim_node("h200x1")
     real = Daemon(control_program(branch), short_folder / "r", dict(os.environ))
     ours = Daemon(str(node.build / "sim/bin" / CONTROL), short_folder / "o", node.environment())

@@ -36,7 +36,7 @@ def ask(node: SimNode, body: str) -> object:
     return json.loads(node.python(HEAD + body + "\nprint(json.dumps(out))"))
 
 
-def test_nvml_queries_answer_as_the_recorded_card(sim_node: Make) -> None:
+def test_nvml_queries_answer_as_recorded_on_a_card(sim_node: Make) -> None:
     out = ask(
         sim_node(),
         """
@@ -111,7 +111,7 @@ for p in range(20):
     ]
 
 
-def test_devices_are_distinct_and_found_by_every_identifier(sim_node: Make) -> None:
+def test_devices_are_distinct_and_are_found_by_every_kind_of_identifier(sim_node: Make) -> None:
     out = ask(
         sim_node(),
         """
@@ -134,14 +134,14 @@ out = dict(names=names, back=back, past=ask(n.nvmlDeviceGetHandleByIndex, 8), no
     assert out["affinity"] == [[1], [2]]
 
 
-def test_identities_are_stable_and_follow_the_seed(sim_node: Make) -> None:
+def test_uuids_of_devices_are_stable_and_follow_the_seed(sim_node: Make) -> None:
     uuids = [[d["uuid"] for d in sim_node(seed=seed).dump()["devices"]] for seed in ("", "", "other")]
     assert uuids[0] == uuids[1]
     assert not set(uuids[0]) & set(uuids[2])
 
 
 @pytest.mark.parametrize("state", [None, "", "relative", "/nonexistent/state", "/dev/null", "/etc/passwd"])
-def test_without_a_simulated_node_the_driver_is_not_loaded(state: str | None) -> None:
+def test_without_a_simulated_node_the_libraries_answer_as_without_a_driver(state: str | None) -> None:
     env = {"LD_LIBRARY_PATH": str(build_dir() / "sim" / "lib")}
     if state is not None:
         env["VGPU_SIM_STATE"] = state
@@ -153,7 +153,7 @@ def test_without_a_simulated_node_the_driver_is_not_loaded(state: str | None) ->
     assert done.stdout.split() == ["9", "1", "100", "3", "3"]
 
 
-def test_injected_faults_and_a_lost_device_fail_their_calls(sim_node: Make) -> None:
+def test_nvml_calls_fail_with_injected_faults_and_for_a_lost_device(sim_node: Make) -> None:
     node = sim_node()
     node.sim(
         "fault", "fail", "--function", "nvmlDeviceGetName", "--code", "999", "--count", "1", "--device", "1"
@@ -171,7 +171,7 @@ out.append([ask(n.nvmlDeviceGetHandleByIndex, 2), n.nvmlDeviceGetMemoryInfo(hs[2
     assert ask(node, "out = ask(n.nvmlDeviceGetName, n.nvmlDeviceGetHandleByIndex(2))") == good
 
 
-def test_events_reach_a_waiting_process(sim_node: Make) -> None:
+def test_nvml_events_reach_a_waiting_process(sim_node: Make) -> None:
     node = sim_node()
     code = f"""
 import pynvml as n
@@ -194,7 +194,7 @@ except n.NVMLError_Timeout:
     assert process.communicate(timeout=300)[0].splitlines() == ["4 8 48", "timeout"]
 
 
-def test_a_change_of_the_mig_layout_is_an_event(sim_node: Make) -> None:
+def test_a_change_of_the_mig_layout_is_an_nvml_event(sim_node: Make) -> None:
     code = """
 import pynvml as n
 n.nvmlInit()
@@ -209,7 +209,7 @@ print([e.eventType == n.nvmlEventMigConfigChange for e in events], events[1].gpu
     assert sim_node().python(code) == "[True, True, True] True\n"
 
 
-def test_the_host_tree_has_the_files_that_tools_read(sim_node: Make) -> None:
+def test_the_root_of_a_simulated_node_has_the_files_that_tools_read(sim_node: Make) -> None:
     node = sim_node()
     nvidia = node.host_root / "proc/driver/nvidia"
     assert "580.159.04" in (nvidia / "version").read_text()

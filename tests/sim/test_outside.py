@@ -168,7 +168,7 @@ def test_nvitop_and_gpustat_show_a_tenants_process(node: SimNode, tools: Path) -
     assert found["gpus"][0]["memory.used"] == 626
 
 
-def test_every_function_that_nvidia_ml_py_looks_up_is_there(node: SimNode) -> None:
+def test_simulated_nvml_has_every_function_that_nvidia_ml_py_looks_up(node: SimNode) -> None:
     """The library has every function that nvidia-ml-py looks up. Each query of a device has one of NVML's
     answers.
     """
@@ -206,7 +206,7 @@ print(json.dumps([good, codes]))
 """
 
 
-def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
+def test_every_query_of_nvidia_ml_py_about_a_device_alone_has_a_valid_answer(node: SimNode) -> None:
     good, codes = json.loads(node.python(QUERIES))
     assert good > 75
     # 3 (NOT_SUPPORTED by this device) may be the only error; 13 (FUNCTION_NOT_FOUND) or 999 would be a gap of
@@ -214,7 +214,7 @@ def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
     assert {int(c) for c in codes} <= {3}, codes
 
 
-def test_accounting_data_outlive_the_process(node: SimNode) -> None:
+def test_accounting_data_of_a_process_outlive_it(node: SimNode) -> None:
     ask = """
 import json, pynvml as n
 n.nvmlInit()
@@ -241,6 +241,6 @@ out = [list(pids)] + [[s.maxMemoryUsage >> 20, s.isRunning, s.time > 0] for s in
     assert json.loads(node.python(ask.format(gone))) == []
 
 
-def test_nvidias_tools_are_not_committed() -> None:
+def test_tools_of_nvidia_are_not_committed() -> None:
     done = subprocess.run(["git", "ls-files", "build"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""

@@ -105,7 +105,7 @@ def helper(sim_node: Callable[..., SimNode], tmp_path: Path) -> Helper:
     return Helper(sim_node("h200x8"), tmp_path)
 
 
-def test_parked_memory_is_copied_once(helper: Helper) -> None:
+def test_a_list_of_parked_memory_is_copied_only_once(helper: Helper) -> None:
     good = helper.lists["good"]
     assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "nothing is prepared"
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
@@ -115,7 +115,7 @@ def test_parked_memory_is_copied_once(helper: Helper) -> None:
     assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "the list has its answer"
 
 
-def test_a_file_that_is_no_list_of_parked_memory_is_left_alone(helper: Helper) -> None:
+def test_a_file_that_is_no_list_of_parked_memory_is_left_unchanged(helper: Helper) -> None:
     helper.order("reach", *helper.uuids[:2])
     for name in NO_LIST:
         assert helper.order("copy", helper.lists[name]) == "CUDA_ERROR_NOT_FOUND", name
@@ -131,7 +131,7 @@ def test_a_list_that_names_memory_that_does_not_exist_is_refused_and_changes_not
     assert helper.seen() == ([7], 0)
 
 
-def test_devices_that_do_not_reach_each_other_are_refused(helper: Helper) -> None:
+def test_a_copy_between_devices_that_do_not_reach_each_other_is_refused(helper: Helper) -> None:
     helper.node.sim("fault", "fail", "--function", "cuDeviceCanAccessPeer", "--count", "1")
     assert helper.order("reach", *helper.uuids[:2]) != "CUDA_SUCCESS"
     assert helper.order("reach", helper.uuids[0], f"GPU-{'0' * 32}") == "CUDA_ERROR_NOT_SUPPORTED"
@@ -140,7 +140,7 @@ def test_devices_that_do_not_reach_each_other_are_refused(helper: Helper) -> Non
     assert helper.order("reach", *helper.uuids[1:3]) == "CUDA_ERROR_INVALID_VALUE", "one pair a helper"
 
 
-def test_contexts_that_cannot_be_made_fail_each_copy(helper: Helper) -> None:
+def test_a_failure_to_make_contexts_fails_each_later_copy_of_parked_memory(helper: Helper) -> None:
     helper.node.sim("fault", "fail", "--function", "cuDevicePrimaryCtxRetain", "--code", "2", "--count", "1")
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
     for _ in range(2):

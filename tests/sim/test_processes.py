@@ -32,7 +32,7 @@ def used_mib(node: SimNode, device: int = 0) -> int:
     return int(node.dump()["devices"][device]["memory_used"]) // MIB
 
 
-def test_memory_is_seen_by_all_processes_and_freed_by_a_kill(sim_node: Make) -> None:
+def test_memory_of_a_process_is_seen_by_all_processes_and_freed_by_its_kill(sim_node: Make) -> None:
     node = sim_node()
     one, two = Tenant(node), Tenant(node)
     assert [one.say("alloc 1000"), two.say("alloc 24")] == ["ok", "ok"]
@@ -71,7 +71,7 @@ def test_an_allocation_beyond_free_memory_is_refused(sim_node: Make) -> None:
     assert two.say("alloc 6000") == "ok"
 
 
-def test_racing_processes_never_exceed_the_device(sim_node: Make) -> None:
+def test_racing_processes_never_exceed_the_memory_of_the_device(sim_node: Make) -> None:
     node = sim_node("t4x1")
     tenants = [Tenant(node) for _ in range(6)]
     for tenant in tenants:
@@ -132,7 +132,7 @@ def engine_ns(node: SimNode) -> tuple[float, dict[int, float]]:
     return state["devices"][0]["busy_ns"], {p["pid"]: p["uses"][0]["done_ns"] for p in state["processes"]}
 
 
-def test_two_processes_share_the_engine(sim_node: Make) -> None:
+def test_two_processes_share_the_time_of_the_device(sim_node: Make) -> None:
     """The driver gives two processes time slices of 2 ms, which leave both together 94.3 % of the rate of one
     alone. When one ends, the other has the whole rate again.
     """
@@ -154,7 +154,7 @@ def test_two_processes_share_the_engine(sim_node: Make) -> None:
     assert now - before - (second[one.process.pid] - first[one.process.pid]) <= switch_ns + 1e3
 
 
-def test_a_launch_queue_is_bounded(sim_node: Make) -> None:
+def test_the_launch_queue_of_a_process_is_bounded(sim_node: Make) -> None:
     """A launch queue has 1024 entries: the 1025th launch waits for the end of the first, as with a full
     channel.
     """

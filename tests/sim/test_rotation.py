@@ -147,7 +147,7 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scenarios())
 @example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
-def test_the_time_slicing_model_reaches_each_position_of_a_queue_at_the_expected_time(
+def test_the_model_of_time_slicing_reaches_each_position_of_a_queue_at_the_expected_time(
     scenario: tuple[list[Submit], dict[int, float], list[int]],
 ) -> None:
     submits, fractions, looks = scenario
@@ -159,7 +159,7 @@ def test_the_time_slicing_model_reaches_each_position_of_a_queue_at_the_expected
         assert far == {}
 
 
-def test_two_endless_queues_get_the_measured_throughput() -> None:
+def test_two_queues_of_endless_work_get_the_throughput_measured_on_a_card() -> None:
     """Two endless queues together reach 94.3 % of the rate of one alone, computed from the time slice and the
     switch time of the H200's profile.
     """

@@ -62,7 +62,7 @@ def nodes_of(spec: dict[str, Any]) -> dict[str, set[str]]:
     }
 
 
-def test_nvidia_ctk_finds_the_cards_and_the_driver_below_the_nodes_root(node: SimNode) -> None:
+def test_nvidia_ctk_finds_cards_and_driver_below_the_root_of_a_simulated_node(node: SimNode) -> None:
     found = json.loads(node.run(generated(node)).stdout)
     cards, version = node.dump()["devices"], node.dump()["driver_version"]
     devices = nodes_of(found)
@@ -72,7 +72,7 @@ def test_nvidia_ctk_finds_the_cards_and_the_driver_below_the_nodes_root(node: Si
     assert {f"libcuda.so.{version}", f"libnvidia-ml.so.{version}"} < mounted
 
 
-def test_vgpud_takes_the_nodes_driver_from_nvidia_ctk(node: SimNode) -> None:
+def test_vgpud_takes_the_driver_files_of_a_simulated_node_from_nvidia_ctk(node: SimNode) -> None:
     node.sim("root")
     words = "from vgpud.inject.driver import find_driver; from pathlib import Path; import sys; "
     asked = f"found = find_driver(Path({str(node.host_root)!r})); "
