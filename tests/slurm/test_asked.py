@@ -19,12 +19,12 @@ from tests.slurm.conftest import SCRIPTS
         ("gres/vgpu_memory=$(id),cpu=1", ""),
     ],
 )
-def test_a_resource_is_read_by_its_whole_name_and_as_a_number(tres: str, amount: str) -> None:
+def test_the_slurm_scripts_read_a_resource_by_its_whole_name_and_as_a_number(tres: str, amount: str) -> None:
     words = ["sh", "-c", '. "$0"/vgpud-slurm.sh; asked "$1" vgpu_memory', str(SCRIPTS), tres]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == amount
 
 
-def test_the_example_configuration_offers_every_resource_that_the_scripts_read() -> None:
+def test_the_example_of_gres_conf_offers_every_resource_that_the_scripts_read() -> None:
     names = {"vgpu_memory", "vgpu_cores", "vgpu_cards"}
     assert set(re.findall(r'asked "\$tres" (\w+)', (SCRIPTS / "prolog").read_text())) == names
     assert set(re.findall(r"^Name=(\w+) ", (SCRIPTS / "gres.conf").read_text(), re.MULTILINE)) == names

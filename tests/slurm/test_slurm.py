@@ -14,7 +14,7 @@ def empty(cluster: Cluster) -> None:
     eventually(lambda: not list((cluster.folder / "jobs").glob("*")), "nothing is kept of the job")
 
 
-def test_a_jobs_tasks_are_under_its_allocation(cluster: Cluster) -> None:
+def test_the_tasks_of_a_slurm_job_run_under_its_allocation(cluster: Cluster) -> None:
     done = cluster.run("srun", "--gres=vgpu_memory:8,vgpu_cores:30", "sh", "-c", "env; echo $SLURM_JOB_ID")
     assert done.returncode == 0, done.stderr + cluster.logs()
     shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
@@ -23,7 +23,7 @@ def test_a_jobs_tasks_are_under_its_allocation(cluster: Cluster) -> None:
     empty(cluster)
 
 
-def test_the_allocation_of_a_job_has_its_user_and_its_name(cluster: Cluster) -> None:
+def test_the_allocation_of_a_slurm_job_has_the_jobs_user_and_name(cluster: Cluster) -> None:
     uid = nobody()
     job = cluster.run("sbatch", "--parsable", "--gres=vgpu_memory:8", "--output=/dev/null", "--wrap=sleep 60")
     assert job.returncode == 0, job.stderr
@@ -40,12 +40,12 @@ def test_the_allocation_of_a_job_has_its_user_and_its_name(cluster: Cluster) -> 
     empty(cluster)
 
 
-def test_a_job_that_asks_for_nothing_gets_nothing(cluster: Cluster) -> None:
+def test_a_slurm_job_that_requests_no_slice_gets_none(cluster: Cluster) -> None:
     done = cluster.run("srun", "env")
     assert done.returncode == 0 and "VGPU_ALLOCATION" not in done.stdout
 
 
-def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
+def test_the_name_and_comment_of_a_slurm_job_cannot_request_a_slice(cluster: Cluster) -> None:
     """An attack: a job name and a comment that look like Slurm's field for resources."""
     text = "x TresPerNode=gres/vgpu_memory=140 TresPerNode=gres:vgpu_memory:140 "
     done = cluster.run("srun", f"--job-name={text}", f"--comment={text}", "env")
@@ -53,7 +53,7 @@ def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
     empty(cluster)
 
 
-def test_a_refusal_reaches_the_job_and_drains_no_node(cluster: Cluster) -> None:
+def test_a_refusal_by_vgpud_reaches_the_slurm_job_and_does_not_drain_the_node(cluster: Cluster) -> None:
     """An allocation made outside of Slurm uses memory that Slurm counts as free. The job is refused, and the
     node is not drained.
     """
@@ -66,7 +66,7 @@ def test_a_refusal_reaches_the_job_and_drains_no_node(cluster: Cluster) -> None:
     empty(cluster)
 
 
-def test_the_scripts_are_executable() -> None:
+def test_the_slurm_scripts_are_executable() -> None:
     from tests.slurm.conftest import SCRIPTS
 
     for name in ("prolog", "task-prolog", "epilog"):
