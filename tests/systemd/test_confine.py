@@ -30,7 +30,7 @@ sys.exit(len(os.pread(memory, 8, int(words[-2], 16))) != 8 or not open(f"/proc/{
 """
 
 
-def test_the_program_confine_knows_every_line_of_the_unit(
+def test_the_test_program_confine_refuses_lines_of_the_unit_that_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert "CAP_SYS_ADMIN" in confine.directives()["CapabilityBoundingSet"]

@@ -38,7 +38,7 @@ def one_user(connections: int, calls: int) -> int:
     )
 
 
-def test_several_hostile_users_at_once_stay_below_the_limits() -> None:
+def test_the_bounds_of_several_hostile_users_together_stay_below_the_units_memory_limits() -> None:
     limits, bounds = ConnectionLimits(), Bounds()
     tenant = one_user(limits.per_uid, bounds.calls_per_user)
     tenant += RuntimeLimits().per_user * MAX_BODY_BYTES * CONFIG_COPIES

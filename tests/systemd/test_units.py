@@ -45,7 +45,7 @@ def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) ->
 
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
-def test_a_unit_bounds_its_lines_in_the_journal(unit: str) -> None:
+def test_each_unit_bounds_the_number_of_its_journal_lines(unit: str) -> None:
     """A unit may write at most 5000 lines in 10 s, because journald drops every line above its own default
     limit of 10000 lines in 30 s.
     """
@@ -54,7 +54,7 @@ def test_a_unit_bounds_its_lines_in_the_journal(unit: str) -> None:
     assert 100 <= int(burst) <= 5000
 
 
-def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
+def test_systemd_makes_every_socket_before_the_daemon_starts_and_passes_it_on() -> None:
     """systemd holds every socket. Connections to a socket that systemd does not hold are refused while vgpud
     restarts, instead of waiting.
     """
@@ -99,13 +99,13 @@ def test_no_unit_lets_users_list_the_run_folder() -> None:
     assert "d /run/vgpud 0711 root root -" in made_at_boot
 
 
-def test_systemd_closes_no_connection_of_a_caller() -> None:
+def test_socket_units_do_not_flush_waiting_connections() -> None:
     """An attack: the close of what a caller passed may wait without end, in the process that closes it."""
     for unit in UNITS.glob("vgpud*.socket"):
         assert words(unit.name, "FlushPending") == []
 
 
-def test_helpers_survive_the_stop_of_vgpuds_unit() -> None:
+def test_a_stop_of_vgpuds_unit_does_not_stop_its_helpers() -> None:
     assert words("vgpud.service", "RuntimeDirectoryPreserve") == ["yes"]
     assert words("vgpud-arbiter.service", "RuntimeDirectoryPreserve") == ["yes"]
     for unit in ("vgpud.service", "vgpud-arbiter.service"):
@@ -115,11 +115,11 @@ def test_helpers_survive_the_stop_of_vgpuds_unit() -> None:
             assert words(helper, key) == []
 
 
-def test_the_daemon_is_restarted_however_often_it_is_killed() -> None:
+def test_systemd_restarts_the_daemon_however_often_it_is_killed() -> None:
     assert words("vgpud.service", "StartLimitIntervalSec") == ["0"]
 
 
-def test_the_drivers_modules_come_before_what_may_open_their_devices() -> None:
+def test_the_drivers_modules_are_loaded_before_units_that_may_open_their_devices() -> None:
     """The driver's modules are loaded before a unit starts, because systemd looks DeviceAllow=char-* up in
     /proc/devices at that moment (systemd.resource-control(5)).
     """
@@ -138,7 +138,7 @@ def test_the_daemon_starts_before_container_runtimes() -> None:
     )
 
 
-def test_the_unit_restarts_a_hanging_daemon_and_not_one_with_a_wrong_policy() -> None:
+def test_systemd_restarts_a_hanging_daemon_but_not_one_with_a_wrong_policy() -> None:
     assert words("vgpud.service", "WatchdogSec") == ["30s"]
     assert words("vgpud.service", "RestartPreventExitStatus") == ["78"]
     assert words("vgpud.service", "Type") == ["notify"]
@@ -157,7 +157,7 @@ def test_metrics_over_tcp_need_a_drop_in_for_the_unit() -> None:
     assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]
 
 
-def test_vgpud_may_close_silent_mps_connections() -> None:
+def test_the_unit_lets_vgpud_close_silent_mps_connections() -> None:
     """vgpud closes a silent connection by pidfd_getfd. No other allowed group of the system-call filter
     contains this call.
     """
@@ -165,7 +165,7 @@ def test_vgpud_may_close_silent_mps_connections() -> None:
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
 
 
-def test_the_arbiter_may_take_a_tenants_control_file() -> None:
+def test_the_unit_lets_the_arbiter_take_a_tenants_control_file() -> None:
     """The arbiter takes the tenant's open control file by pidfd_getfd, and opens no device itself."""
     assert {"pidfd_getfd", "mincore", "sched_setaffinity"} <= set(
         words("vgpud-arbiter.service", "SystemCallFilter")
@@ -174,7 +174,7 @@ def test_the_arbiter_may_take_a_tenants_control_file() -> None:
     assert words("vgpud-arbiter.service", "DeviceAllow") == []
 
 
-def test_metrics_reach_this_node_only() -> None:
+def test_the_unit_allows_vgpud_only_network_addresses_of_this_node() -> None:
     """The unit lets metrics reach this node only, whatever address a policy names."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]
     assert words("vgpud.service", "IPAddressAllow") == ["localhost"]
