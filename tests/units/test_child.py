@@ -47,7 +47,9 @@ def test_a_helper_is_started_listed_and_stopped(units: ChildUnits) -> None:
     assert [r.name for r in units.list()] == ["vgpud-arbiter"]
 
 
-def test_a_start_is_idempotent_and_restarts_a_dead_helper(units: ChildUnits) -> None:
+def test_a_start_of_a_running_helper_does_nothing_and_one_of_a_dead_helper_restarts_it(
+    units: ChildUnits,
+) -> None:
     spec = UnitSpec("helper", SLEEP)
     first = units.start(spec)
     assert units.start(UnitSpec("helper", ("/bin/sleep", "2000"))) == first
@@ -80,7 +82,7 @@ def test_concurrent_starts_of_one_helper_make_a_single_process(tmp_path: Path) -
     many[0].stop("helper", 5)
 
 
-def test_the_environment_has_only_requested_variables(
+def test_the_environment_of_a_helper_has_only_the_requested_variables(
     units: ChildUnits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
@@ -98,7 +100,7 @@ def test_the_environment_has_only_requested_variables(
     assert not [line for line in lines if line.startswith("NOTIFY_SOCKET")]
 
 
-def test_a_file_of_an_earlier_helper_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -> None:
+def test_a_ready_file_of_an_earlier_helper_does_not_count(units: ChildUnits, tmp_path: Path) -> None:
     ready, other = tmp_path / "socket", tmp_path / "other"
     ready.write_text("old")
     other.write_text("old")
@@ -114,7 +116,7 @@ def test_a_file_of_an_earlier_helper_does_not_count_as_ready(units: ChildUnits, 
     assert not other.exists()
 
 
-def test_a_function_can_tell_when_a_helper_is_ready(units: ChildUnits) -> None:
+def test_a_function_may_decide_when_a_helper_is_ready(units: ChildUnits) -> None:
     answers = iter([False, False, True])
     units.start(UnitSpec("helper", SLEEP, ready=lambda: next(answers)))
     assert list(answers) == []
@@ -136,7 +138,7 @@ def test_a_helper_that_ends_at_once_is_an_error_with_its_log(units: ChildUnits, 
     assert units.running("helper") is None
 
 
-def test_an_absent_program_is_an_error(units: ChildUnits) -> None:
+def test_the_start_of_a_helper_whose_program_is_absent_is_an_error(units: ChildUnits) -> None:
     with pytest.raises(VgpuError) as caught:
         units.start(UnitSpec("helper", ("/nonexistent/program",), ready=Path("/nonexistent/socket")))
     assert caught.value.code is ErrorCode.HELPER_FAILED
@@ -225,7 +227,7 @@ def test_a_helper_outlives_kill_9_of_vgpud_and_is_found_again(
     assert not is_alive(running.pid, running.start_ticks)
 
 
-def test_the_exit_callback_is_called_once(units: ChildUnits) -> None:
+def test_the_exit_callback_of_a_helper_is_called_once(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
         running = units.start(UnitSpec("helper", SLEEP))
         told: asyncio.Queue[str] = asyncio.Queue()
@@ -297,7 +299,7 @@ def test_a_helper_is_started_and_stopped_while_queries_about_processes_fail(
     assert units.running("helper") is None
 
 
-def test_vgpud_asks_the_kernel_about_a_helper_of_an_earlier_vgpud_until_it_answers(
+def test_vgpud_asks_the_kernel_about_a_helper_of_an_earlier_vgpud_until_the_kernel_answers(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel
 ) -> None:
     spec = UnitSpec("helper", SLEEP)
@@ -365,7 +367,7 @@ def test_a_helper_that_does_not_call_exec_in_time_is_ended(
     assert units.list() == ()
 
 
-def test_an_exit_callback_can_be_cancelled(units: ChildUnits) -> None:
+def test_the_exit_callback_of_a_helper_can_be_cancelled(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
         told: list[str] = []
         units.start(UnitSpec("helper", SLEEP))

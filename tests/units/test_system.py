@@ -91,7 +91,9 @@ def test_systemctl_is_called_with_the_documented_arguments(units: SystemdUnits, 
     ]
 
 
-def test_the_environment_file_is_written_as_systemd_reads_it(units: SystemdUnits, tmp_path: Path) -> None:
+def test_the_environment_file_of_a_unit_is_written_as_systemd_reads_it(
+    units: SystemdUnits, tmp_path: Path
+) -> None:
     units.start(UnitSpec(NAME, ("x",), env={"PLAIN": "/run/x", "ODD": 'a "b" $c \\ `d`'}))
     path = tmp_path / f"units/{NAME}.env"
     assert path.read_text() == 'PLAIN="/run/x"\nODD="a \\"b\\" \\$c \\\\ \\`d\\`"\n'
@@ -130,7 +132,7 @@ def test_a_unit_that_is_not_ready_in_time_is_stopped(units: SystemdUnits) -> Non
     assert units.running(NAME) is None
 
 
-def test_a_unit_that_the_kernel_does_not_answer_about_is_stopped(
+def test_a_started_unit_about_whose_process_the_kernel_does_not_answer_is_stopped(
     units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_answer(*_: object) -> None:
@@ -145,12 +147,12 @@ def test_a_unit_that_the_kernel_does_not_answer_about_is_stopped(
     assert f"stop -- {NAME}.service" in (systemd / "calls").read_text().splitlines()
 
 
-def test_stopping_an_uninstalled_unit_succeeds(units: SystemdUnits, systemd: Path) -> None:
+def test_stopping_a_unit_that_is_not_installed_succeeds(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "installed").unlink()
     units.stop(NAME, 1)
 
 
-def test_an_absent_systemctl_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_systemctl_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VgpuError) as caught:
         SystemdUnits(tmp_path, str(tmp_path / "absent")).start(UnitSpec(NAME, ("x",)))
     assert caught.value.code is ErrorCode.HELPER_FAILED
@@ -167,7 +169,7 @@ def test_the_exit_of_a_unit_is_reported(units: SystemdUnits) -> None:
     assert asyncio.run(scenario()) == NAME
 
 
-def test_systemd_is_used_only_if_it_started_this_process(
+def test_units_of_systemd_are_used_only_if_systemd_started_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def chosen() -> type:
@@ -186,7 +188,7 @@ def test_systemd_is_used_only_if_it_started_this_process(
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
-def test_an_exit_callback_does_not_wait_for_systemd(
+def test_vgpud_does_not_wait_for_systemd_to_report_the_exit_of_a_unit(
     units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch, taken_back: bool
 ) -> None:
     """systemd is queried while it is busy, then it fails to answer, and then the helper ends."""
