@@ -2,8 +2,8 @@
 the plan is run.
 
 A failed allocation is undone. If a crash interrupts an allocation before its commit, the next start undoes it
-(recover.py). If several calls have the same request id, the first does the work, and the others get its
-answer.
+(recover.py). If several calls repeat a request (same user, same request id), the first does the work, and the
+others get its answer.
 """
 
 import asyncio

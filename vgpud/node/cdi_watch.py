@@ -3,7 +3,8 @@ or files, and a container with none gets an error.
 
 No event tells vgpud that a spec is stale: an upgrade writes files, the driver's tables are in /proc, and
 another program may empty /var/run/cdi. So a few files are checked every 0.8 seconds. A check costs 60
-microseconds when warm, and 0.2 ms with 56 MIG instances. Specs are written only after a change.
+microseconds when warm, and 0.2 ms with 56 MIG instances. After the start, specs are written only after a
+change.
 """
 
 import asyncio
@@ -58,7 +59,8 @@ class CdiWatch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _begin(self) -> None:
-        """Corrects what has changed while no daemon ran."""
+        """Writes all specs anew and removes orphans, because anything may have changed while no daemon ran.
+        """
         await self._rewrite()
         await self._tidy()
 
@@ -83,7 +85,7 @@ class CdiWatch:
         if now.driver != seen.driver:
             self._context.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
-        # an instance may have been made and destroyed again between two checks
+        # an allocation's instance that was made and destroyed between two checks leaves the paths equal
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
             await self._context.inventory.refresh()
@@ -101,13 +103,15 @@ class CdiWatch:
         return tuple(a.id for a in self._context.book if a.state in _HAVE_SPECS and a.id not in busy)
 
     def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
-        """True if a MIG instance of an allocation lacks its capability node."""
+        """True if a MIG instance of an allocation has no path in /proc/driver/nvidia/capabilities."""
         ends = {path.rpartition("/capabilities/")[2] for path in instances}
         held = (part for name in self._held() for part in self._context.book.get(name).slices)
         return any(_capability(part, self._context.inventory.node) not in ends for part in held if part.mig)
 
     async def _moved(self) -> tuple[str, ...]:
-        """Ids of the allocations whose MIG instances were made anew or no longer exist."""
+        """Ids of the allocations whose MIG instances no longer exist, or whose edits are out of date
+        (MigLayouts.stale).
+        """
         if self._keeper.mig is None:
             return ()
         changed = set(await self._keeper.mig.stale())

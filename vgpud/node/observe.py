@@ -45,7 +45,7 @@ async def observe(keeper: NodeKeeper) -> Observation:
 
 
 def process_figures() -> ProcessFigures:
-    """Figures of this process from proc(5); zeros if /proc is not mounted."""
+    """Figures of this process from proc(5); zeros if proc(5) cannot be read."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])

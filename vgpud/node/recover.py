@@ -45,8 +45,8 @@ class Start:
 async def recover(keeper: NodeKeeper, state: LedgerState, start: Start) -> None:
     """Makes book, ledger and node agree, wherever a crash has interrupted an earlier daemon.
 
-    Raises VgpuError only if the ledger cannot be written. A failure with one allocation is logged, and the
-    others are still recovered.
+    Raises VgpuError, for example if the ledger cannot be written. A failed action or change of one allocation
+    is logged, and the others are still recovered.
     """
     context = keeper.context
     context.store.restore(state)
@@ -67,7 +67,7 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     phase = phase_of(allocation)
     if phase not in _CHANGING:
         return
-    # The audit line says that it failed. The owner can repeat the change, or release the allocation.
+    # If this fails, the audit line says so. The owner can repeat the change, or release the allocation.
     with (
         suppress(VgpuError),
         audit.because("vgpud was interrupted"),
@@ -82,8 +82,8 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
 
 
 async def agree(keeper: NodeKeeper, start: Start, boot_changed: bool) -> None:
-    """Observes the node, decides what to do, and acts once. This function is also called when NVML first
-    answers after the start.
+    """Observes the node, decides what to do, and acts once. It is also called when NVML lists devices after
+    it had listed none.
 
     It skips allocations that are being made, changed or released.
     """
@@ -196,8 +196,8 @@ def _walls(context: NodeContext) -> frozenset[str]:
 async def _assume_modes(
     context: NodeContext, allocations: Iterable[Allocation], daemons: frozenset[str]
 ) -> None:
-    """Records the modes in which devices still are, so that they are not applied again. Restarts helpers that
-    were lost.
+    """Records the modes in which devices still are, so that they are not applied again. Lets each mode
+    continue with its slices (Effector.resume).
     """
     seen: set[tuple[str, Mode]] = set()
     for part in (part for allocation in allocations for part in charged(allocation)):

@@ -166,7 +166,9 @@ class AllocationReleaser:
         return True
 
     async def _when_possible(self, allocation_id: str, reason: str) -> None:
-        """Tries to release the allocation until its last process has ended."""
+        """Tries to release the allocation again and again. An attempt fails while a process of the allocation
+        runs.
+        """
         audit.by_itself(reason)
         try:
             await self._retry(allocation_id)

@@ -1,10 +1,10 @@
 """Chooses the engine that enforces the time slices of a device's tenants in mode preload.
 
 The engine is chosen for the first such tenant of a device, before the arbiter gets the tenant's lease, and
-stays until the last one is released. The choice is written to <run>/engines/UUID, where the arbiter and a
-restarted vgpud read it. The probe runs once per device, boot and driver version. If the probe gives no
-answer, the device gets the engine gate. A probe that fails within _QUICK_SECONDS is not recorded, and runs
-again when an idle device gets its first tenant.
+stays until the last such tenant is released. The choice is written to <run>/engines/UUID, where the arbiter
+and a restarted vgpud read it. The probe runs once per device, boot and driver version. If the probe gives no
+answer, the device gets the engine gate. A probe that fails within _QUICK_SECONDS is not recorded: it runs
+again the next time that an idle device gets a tenant.
 """
 
 import asyncio
@@ -78,13 +78,13 @@ class Engines:
     async def resume(self, device_uuids: Iterable[str]) -> frozenset[str]:
         """At the start of vgpud: keeps the engines of devices that have tenants in mode preload.
 
-        Returns the devices that lost the engine cut because the present driver does not support it; no
-        process of a tenant survives a change of the driver. Raises VgpuError if a choice cannot be written.
+        Returns the devices that had the engine cut with another driver and now get the gate; no process of a
+        tenant survives a change of the driver. Raises VgpuError if a choice cannot be written.
         """
         lost = set()
         for uuid in device_uuids:
             choice = self._files.chosen(uuid)
-            if choice is None:  # the allocation was made by a version of vgpud without engines
+            if choice is None:  # for example, a version of vgpud without engines made the allocation
                 choice = EngineChoice(
                     Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
                 )

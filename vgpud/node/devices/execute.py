@@ -162,8 +162,8 @@ class Stack:
         return self._locks.setdefault(_place(part), asyncio.Lock())
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """Makes one slice, as Effector.attach. The slice's MIG device is recorded before the second mode
-        attaches.
+        """Makes the MIG instance and the slice in it, as Effector.attach. The book gets the instance before
+        the slice's own mode attaches.
         """
         async with self._lock(part):
             on, _ = await self._effectors[Mode.MIG].attach(allocation, part, device)

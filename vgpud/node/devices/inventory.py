@@ -1,5 +1,5 @@
-"""The last snapshot of the hardware. The snapshot is refreshed when something may have changed, never by
-polling.
+"""The last snapshot of the hardware. The snapshot is refreshed when something may have changed, when a reader
+needs a newer one, and at intervals while a device is sick.
 """
 
 import asyncio
@@ -15,7 +15,9 @@ from vgpud.model.view import Vitals
 
 
 class Inventory:
-    """The devices of the node. Without a driver or NVML there are no devices, and `error` is the reason."""
+    """The devices of the node in the last good snapshot. Before the first good one there are no devices, and
+    `error` is the reason, for example a missing driver.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -74,8 +76,8 @@ class Inventory:
         return self._gateway.processes(device_uuid)
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
-        """Takes a snapshot unless the last one is recent enough. Concurrent callers share a snapshot. A
-        failed snapshot is never reused.
+        """Takes a snapshot unless the last one is recent enough. Concurrent callers share a snapshot. If the
+        last snapshot failed, a new one is taken. A failure is not raised: `error` has it.
         """
         if max_age_seconds > 0 and self._error is None and clock.now() - self._taken <= max_age_seconds:
             return

@@ -1,8 +1,8 @@
 """Shows, plans and applies layouts of MIG devices, and reconciles devices with their layouts at every start.
 
-The desired layout is recorded before the first change. If a change fails, the record returns to the earlier
-layout. An interrupted change is finished at the next start. In both cases vgpud reconciles the device with
-the record.
+The desired layouts are recorded before the first change. If a change of a device fails, its record returns to
+the earlier layout, and vgpud reconciles the device with that. An interrupted change is finished at the next
+start.
 """
 
 import asyncio
@@ -64,7 +64,9 @@ class MigLayouts:
         return tuple(self.holders.device(d) for d in self._inventory.node.devices if d.mig.capable)
 
     def explained(self, refusal: VgpuError, reasons: Sequence[Reason]) -> VgpuError:
-        """The refusal, with what uses the instances added to the planner's reasons."""
+        """A refusal for lack of capacity, with what uses the instances as added details. Other refusals are
+        returned unchanged.
+        """
         if refusal.code is not ErrorCode.NO_CAPACITY:
             return refusal
         asked = {reason.device_uuid for reason in reasons if reason.mode is Mode.MIG}
@@ -113,7 +115,7 @@ class MigLayouts:
 
     def plans(self, targets: Sequence[MigTarget]) -> tuple[DevicePlan, ...]:
         """A plan for each device, from its present state to the requested layout. Raises VgpuError for an
-        impossible layout.
+        impossible layout, a selector that matches no device, or a plan that the policy forbids.
         """
         found: dict[str, DevicePlan] = {}
         for target in targets:
@@ -193,7 +195,7 @@ class MigLayouts:
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
         """Applies layouts. Raises VgpuError(DEVICE_IN_USE), which names what uses the instances; nothing is
         changed then. If a step fails, raises the error of the step, and the device is reconciled with its
-        earlier layout.
+        earlier layout. Devices whose turn has not come keep the new layout on record.
         """
         async with self._one_at_a_time:
             await self._inventory.refresh()
@@ -275,8 +277,8 @@ class MigLayouts:
         await self._transitions.release(device_uuid, Mode.MIG)
 
     async def _destroy(self, device_uuid: str, key: Key, part: Key | None) -> None:
-        """Destroys an instance. Raises VgpuError(DEVICE_IN_USE) if the instance was allocated since the plan
-        was made.
+        """Destroys an instance. Raises VgpuError(DEVICE_IN_USE) if the instance is in use now, for example
+        because it was allocated since the plan was made.
         """
         device = self._inventory.device(device_uuid)
         held = self._is_held(InstancePlace(device_uuid, key[0], key[1], () if part is None else (part,)))
@@ -301,8 +303,8 @@ class MigLayouts:
     # --- reconcile
 
     async def stale(self) -> tuple[str, ...]:
-        """Ids of active allocations whose edits are out of date, because the MIG instance was made anew or
-        the driver changed.
+        """Ids of active allocations whose CDI edits are out of date, because the MIG instance was made anew
+        or the driver changed.
         """
         found = []
         for allocation in tuple(self._book):
@@ -337,8 +339,8 @@ class MigLayouts:
                 await self.converge_device(device.uuid)
 
     async def converge_device(self, device_uuid: str) -> None:
-        """Reconciles one device with its desired layout. A failed step is logged, and tried again when
-        a slice leaves the device and at the next start.
+        """Reconciles one device with its desired layout. A failed step is logged, and tried again at the next
+        reconciliation, for example when a slice leaves the device. Raises VgpuError(NO_SUCH_DEVICE).
         """
         async with self._converging.setdefault(device_uuid, asyncio.Lock()):
             await self._inventory.refresh()

@@ -28,7 +28,7 @@ Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]
 
 
 class Pools:
-    """The desired layouts. `intended` has layouts that are being applied, from the decision on."""
+    """The desired layouts. `intended` has each layout from the decision to apply it until it is on record."""
 
     def __init__(
         self, records: MigRecords, inventory: Inventory, book: Book, policy: Callable[[], LoadedPolicy]
@@ -122,7 +122,7 @@ class Pools:
         return self._resolved[device.uuid, words]
 
     def _base(self, device: Device) -> Pool:
-        """The pool of the device without its layout, which the caller adds."""
+        """The pool of the device, without its layout."""
         own, parts = self._records.own(device.uuid), self._records.own_parts(device.uuid)
         return Pool(own, foreign=self.settings(device).foreign, own_computes=parts)
 

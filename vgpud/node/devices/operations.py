@@ -79,8 +79,8 @@ class Operations:
         return self._inventory.device(target)
 
     async def drain(self, device_uuid: str, drained: bool) -> DrainView:
-        """Drains or undrains a device. Returns at once what is still on the device; callers poll until it is
-        idle.
+        """Drains or undrains a device. Returns at once, with the allocations and processes that are still on
+        the device; callers poll until there are none. Raises VgpuError(NO_SUCH_DEVICE).
         """
         await self._inventory.refresh()
         device = self._inventory.device(device_uuid)

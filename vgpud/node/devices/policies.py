@@ -49,8 +49,9 @@ class Policies:
         return self.current.policy
 
     async def reload(self, dry_run: bool) -> ReloadReport:
-        """Reloads the policy files, all or nothing: if they have a mistake, raises VgpuError(BAD_POLICY) and
-        keeps the old policy. If two reloads are concurrent, the later one counts.
+        """Reloads the policy files. If they have a mistake, raises VgpuError(BAD_POLICY); if a preparation
+        fails, raises its error. In both cases the old policy stays in force. `dry_run`: changes nothing. If
+        two reloads are concurrent, the later one counts.
         """
         if dry_run:
             return await self._reload(dry_run)
@@ -169,7 +170,7 @@ def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
     nothing.
     """
     for key, before, after in compare(_node_keys(old), _node_keys(new)):
-        # the door reads its settings at its start
+        # vgpud-remote.service reads these settings at its start
         of_the_door = key.startswith("remote.") and not key.startswith("remote.server")
         when = " at the next restart of vgpud-remote.service" if of_the_door else ""
         yield f"{key}: {_shown(before)} becomes {_shown(after)}{when}"

@@ -21,8 +21,8 @@ def lost_is_left() -> Iterator[None]:
 
 
 class Transitions:
-    """Puts devices into modes. `in_use(device_uuid)`: does the device have an allocation that is not being
-    released?
+    """Puts devices into modes. `in_use(device_uuid)` returns True if the device has an allocation that is not
+    being released.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Transitions:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
 
     async def ensure(self, device_uuid: str, mode: Mode) -> None:
-        """Puts the device into the mode, unless it is in that mode already. Raises
-        VgpuError(DEVICE_IN_USE).
+        """Puts the device into the mode, unless it is in that mode already. Raises VgpuError: DEVICE_IN_USE
+        if something on the device prevents the mode, or the error of the mode.
         """
         if self._applied.get(device_uuid) is mode:
             return
@@ -76,8 +76,8 @@ class Transitions:
                 await self._inventory.refresh()
 
     async def abandon(self, device_uuid: str, mode: Mode) -> None:
-        """Takes a device out of its mode after a failed allocation: releases meanwhile may have left the mode
-        on for this allocation.
+        """Takes a device out of its mode after a failed allocation, unless another allocation uses it. A
+        release that ended meanwhile left the mode on for the failed allocation.
         """
         if self._applied.get(device_uuid) is mode:
             await self.release(device_uuid, mode)
@@ -87,7 +87,7 @@ class Transitions:
         self._applied[device_uuid] = mode
 
     def lost(self, device_uuid: str) -> None:
-        """Forgets the mode of a device, for example when its helper died, so that the next `ensure` applies
-        it again.
+        """Forgets the mode of a device, for example when its MPS daemon died, so that the next `ensure`
+        applies it again.
         """
         self._applied.pop(device_uuid, None)

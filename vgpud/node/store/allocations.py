@@ -180,7 +180,9 @@ class AllocationStore:
     # --- marks and notices
 
     async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
-        """Records a mark of an allocation. The mark replaces an earlier mark of the same kind."""
+        """Records a mark of an allocation, and sends watchers an event. The mark replaces an earlier mark of
+        the same kind.
+        """
         event = _event(kind, allocation, mark.sentence)
         self._hub.publish(await self._ledger.mark(mark, event), allocation)
 
@@ -189,7 +191,9 @@ class AllocationStore:
         self._hub.publish(await self._ledger.unmark(mark, event), allocation)
 
     async def notice(self, kind: EventKind, subject: str, sentence: str, user: int = 0) -> None:
-        """Records an event that changes no allocation's record. It counts to `user`, or to root."""
+        """Records an event that changes no allocation, and sends it to watchers. The event belongs to the
+        user with the uid `user`.
+        """
         self._hub.publish(await self._ledger.event(kind, subject, sentence, user))
 
     # --- watching

@@ -1,4 +1,4 @@
-"""The present allocations in memory: a copy of the ledger, with the use of each device.
+"""The present allocations in memory, those of the ledger and reservations, with the use of each device.
 
 Only the event loop's thread uses it. The capacity for a request is booked together with the decision, before
 any await, so that no other request can get the same capacity.
@@ -105,7 +105,9 @@ class Book:
         return allocation
 
     def allocations_on(self, device_uuid: str) -> tuple[Allocation, ...]:
-        """The allocations on the device, except those that are being released. Reservations are included."""
+        """The allocations on the device, except those that are being released. Reservations are included. A
+        moving allocation is on both of its devices.
+        """
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(
             a for a in staying if any(p.device_uuid == device_uuid for p in (*a.slices, *charged(a)))

@@ -40,8 +40,8 @@ class Accounts:
         self._running: dict[int, asyncio.Task[Account]] = {}
 
     async def of(self, owner: Owner, policy: Policy) -> Account:
-        """The user's account; BARE if no quota of the policy needs it. If the lookup does not answer in time:
-        the last known account, or UNKNOWN.
+        """The user's account; BARE for the uid ANYONE, or if no quota of the policy needs accounts. If a
+        lookup fails or is late, or if too many lookups run: the last known account, or UNKNOWN.
         """
         uid = owner.uid
         if uid == ANYONE or not needs_accounts(policy):

@@ -38,7 +38,7 @@ class Activities:
 
     def __init__(self, suspendable: Suspendable | None) -> None:
         self._suspendable = suspendable
-        self._left: dict[str, int] = {}  # each tenant's number of calls at its suspension
+        self._left: dict[str, int] = {}  # each tenant's number of CUDA calls at its suspension
 
     async def ask(self, allocation_id: str) -> None:
         """Asks libvgpu to publish the tenant's activity, which `read` returns a moment later. Never
@@ -52,8 +52,8 @@ class Activities:
         """Waits for reports of libvgpu in leases, until `late` names no tenant whose report is missing.
         Returns False if one is still missing after `most_seconds`. An error of `late` ends the wait.
 
-        Missing tenants are asked again from time to time, because the arbiter may have missed the first
-        request. `late` is called with True after that.
+        Missing tenants are asked again every _ASK_SECONDS, because the arbiter may have missed the first
+        request. The next call of `late` then has the argument True.
         """
         began = asked = clock.now()
         is_asked = False

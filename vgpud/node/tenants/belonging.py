@@ -19,10 +19,11 @@ def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
     """Does the process run for the owner of the allocation, or in the allocation's container? False if the
     process has ended.
 
-    A process belongs to an allocation if it has the owner's uid (real and effective) or a subordinate uid of
-    the owner, if it is in the container's control group, or if the lease is mounted in its mount namespace by
-    root or the owner. An allocation with owner ANYONE is a pod's: its processes must be in a mount namespace
-    of root's that is not the host's.
+    A process belongs to an allocation if its uids (real and effective) are the owner's or subordinate uids of
+    the owner, if the owner made its user namespace, if it is in the container's control group, or if the
+    lease is mounted in its mount namespace by root or the owner. The user for whom the allocation counts is
+    as good as the owner. An allocation with owner ANYONE is a pod's: its processes must be in a mount
+    namespace of root's that is not the host's.
     """
     pidfd = open_pidfd(Running("", process.pid, process.start_ticks))
     if pidfd is None:
@@ -50,7 +51,7 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
 
 def _is_in_a_pod(pid: int) -> bool:
     """Is the process in a pod's mount namespace, not in the host's? Each user can unshare the mounts in a
-    user namespace, so the nearest ancestor in a user namespace of root's is judged.
+    user namespace, so the process is judged, or its nearest ancestor, that is in a user namespace of root's.
     """
     for _ in range(MOST_ANCESTORS):
         try:

@@ -45,8 +45,8 @@ log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 0.5  # from the start of a survey to the start of the next
 _REST_RATIO = 50  # the pause after a survey is at least this many times the survey's CPU time
-# A bypass that begins just after a survey is marked after _LOOK_SECONDS and the readings: less than a second.
-# In the first pause a suspect tenant's libvgpu measures the driver's memory.
+# A bypass that begins just after a survey is marked after the pause and the readings: within a second if
+# surveys take little CPU time. In the first pause a suspect tenant's libvgpu measures the driver's memory.
 _READINGS = 8
 _READING_PAUSE_SECONDS = 0.06
 
@@ -241,8 +241,8 @@ class Bypasses:
             await self._judge_slice(preload, allocation, part, survey)
 
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
-        """Marks a tenant if the driver refused to preempt it, and removes the mark later. `seen` is None if
-        the arbiter did not answer.
+        """Marks a tenant if the driver refused to preempt it, and removes the mark when the refusal has
+        ended. `seen` is None if the arbiter did not answer.
         """
         marked = MarkKind.GATED in self._marks.get(allocation.id, {})
         if seen is not None and seen.refusal and not marked:
@@ -371,8 +371,8 @@ class Bypasses:
 
 
 def _is_watched(allocation: Allocation) -> bool:
-    """Does the allocation need this watch? Other allocations do not: hardware limits MIG instances and whole
-    devices, and the MPS server limits its clients.
+    """True for active allocations in mode preload that are not being moved. In other modes hardware or the
+    MPS server enforces the limits.
     """
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves

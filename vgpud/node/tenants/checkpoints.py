@@ -42,8 +42,8 @@ class Checkpoints:
         begin before the caller's next await.
 
         Raises VgpuError: NO_SUCH_ALLOCATION; ALLOCATION_BUSY at once if it is being made, released, moved or
-        changed by hand. Only a suspension or resumption by a rule is awaited, because the caller did not
-        order that change.
+        resized, or suspended or resumed by hand. Other changes are awaited: a suspension or resumption by a
+        rule, a pause, a repair.
         """
         now = self._book.get(allocation_id)
         if now.cause is Cause.HAND or now.moves:
@@ -53,7 +53,8 @@ class Checkpoints:
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
         """Locks all processes of the tenant. A process that starts meanwhile is recorded and locked too.
-        `verb` names the points at which tests interrupt this method.
+        `verb` (suspend, move) selects the change on record, and names the points at which tests interrupt
+        this method. Raises VgpuError(SUSPEND_FAILED).
         """
         locked: set[int] = set()
         for _ in range(_ROUNDS):
@@ -115,8 +116,8 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """`known`, and then the tenant's other live processes that use CUDA, by pid. These are recorded with
-        the same `Way` of suspension.
+        """`known`, and then the tenant's other live processes that use CUDA, in the order of their pids. The
+        others get the `Way` of suspension of the known ones.
         """
         used: dict[int, int] = {}
         await self._context.inventory.refresh()

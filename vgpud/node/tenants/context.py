@@ -66,8 +66,8 @@ class NodeContext:
 
     @property
     def suspendable(self) -> Suspendable | None:
-        """What evicts the memory of preload tenants; None if a test replaces the effector by one that
-        cannot.
+        """The part of mode preload that evicts tenants' memory; None if a test replaces the mode by one
+        without this part.
         """
         return self.effectors[Mode.PRELOAD].suspendable
 

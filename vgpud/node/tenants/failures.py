@@ -1,5 +1,5 @@
-"""Marks allocations as failed if their device or helper was lost. A failed allocation stays until its owner
-releases it.
+"""Marks allocations as failed if their device or their MPS daemon was lost. A failed allocation stays until
+its owner releases it.
 """
 
 from dataclasses import replace
@@ -27,20 +27,22 @@ class Failures:
         self._spawn = context.background.spawn
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
-        """Called when a helper died whose tenants die with it: marks their allocations as failed."""
+        """Called when an MPS daemon died, with which its tenants die: marks their allocations as failed."""
         why = f"{sentence}; vgpud marks their allocations as failed"
         log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
         self._transitions.lost(device_uuid)
         self._spawn(self.mark_on(device_uuid, sentence))
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
-        """Marks every allocation on a lost device or MIG device as failed."""
+        """Marks the allocations on a lost device or MIG device as failed (see `mark`)."""
         for allocation in tuple(self._book):
             if any(device_uuid in (part.device_uuid, part.target) for part in allocation.slices):
                 await self.mark(allocation.id, sentence)
 
     async def mark(self, allocation_id: str, sentence: str) -> None:
-        """Marks the allocation as failed if it is active or being resized, and sends watchers an event."""
+        """Marks the allocation as failed if it is active or being resized, and sends watchers an event. Waits
+        for a running change of it first.
+        """
         await self._changes.settle(allocation_id)
         if allocation_id not in self._book:
             return

@@ -68,7 +68,7 @@ class Holds:
 
     async def arrive(self, device_uuids: Sequence[str]) -> None:
         """Locks the links to the devices; `end_arrival` unlocks them. If a link is not free within
-        _ARRIVE_SECONDS, ends the driver's session first, so that others can use it.
+        _ARRIVE_SECONDS, ends the driver's session, so that others can use the driver, and waits on.
         """
         for uuid in sorted(device_uuids):
             link = self._links.onto[uuid]

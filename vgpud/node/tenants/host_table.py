@@ -38,8 +38,8 @@ class HostTable:
         self._book = book
         self._suspendable = suspendable
         self._host = host
-        # Bytes that a tenant may come to take, by allocation id: for changes that are under way, and for
-        # tenants that run and make their buffers ahead of an eviction.
+        # Largest number of bytes that a tenant may come to take, by allocation id. `_changes`: changes that
+        # are under way. `_soon`: running tenants that make their buffers ahead of an eviction.
         self._changes: dict[str, int] = {}
         self._soon: dict[str, int] = {}
 
@@ -48,8 +48,8 @@ class HostTable:
         return allocation_id in self._changes
 
     def movable_bytes(self, allocation: Allocation) -> int:
-        """The memory that libvgpu can evict, at most the tenant's limit: the lease is the tenant's to write.
-        Raises VgpuError(LEASE_FAILED).
+        """The memory that libvgpu can evict, in bytes, at most the tenant's limit: a tenant can write any
+        figure into its lease. Raises VgpuError(LEASE_FAILED).
         """
         if self._suspendable is None:
             return 0

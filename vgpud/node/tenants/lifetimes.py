@@ -17,7 +17,9 @@ _RETRY_SECONDS = 1.0
 
 
 def is_alive(lifetime: Lifetime) -> bool:
-    """True if the process is alive, or if the kernel gives no answer about it."""
+    """True if the process is alive, or if the kernel gives no answer about it. False for pid 0, which stands
+    for no process.
+    """
     return lifetime.pid != 0 and proc.is_alive(lifetime.pid, lifetime.start_ticks)
 
 

@@ -63,7 +63,7 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
-        # allocations whose last direct move failed: the next one goes by the host. True: it begins at once
+        # allocations whose last direct move failed: their next move goes by the host. True: it begins at once
         self._by_host: dict[str, bool] = {}
 
     async def move(
@@ -90,7 +90,9 @@ class Moves:
     async def _tried(
         self, allocation_id: str, to: Sequence[str], source: str, booked: Callable[[], None]
     ) -> Allocation | None:
-        """Moves a tenant; anew, by the host, if a copy between devices failed and the tenant is back."""
+        """Moves a tenant. If a copy between the devices failed and the tenant is back on its device, moves it
+        again, by the host.
+        """
         try:
             return await self._checked(allocation_id, to, source, booked)
         except VgpuError:
@@ -338,7 +340,7 @@ class Moves:
     @contextmanager
     def _parking(self, held: Allocation, direct: bool) -> Iterator[None]:
         """For a direct move: libvgpu parks the tenant's memory on its device, in place of moving it to the
-        host, until the block ends. Without `direct` this does nothing.
+        host, until the block ends. Without `direct`, it does nothing.
         """
         parking = self._context.preload.parking if direct and self._context.preload is not None else set()
         parking.add(held.id)
@@ -363,7 +365,7 @@ class Moves:
     async def _record_move(self, holds: Holds, held: Allocation) -> Allocation:
         moved = rules.turned(held)
         if not is_away(held):
-            # NVML shows the memory of a tenant that arrives there only when all of it has arrived
+            # NVML shows the memory of an arriving tenant on the new device only when all of it has arrived
             await holds.arrive(devices_of(moved))
             await self._context.inventory.refresh()
             rules.check_card(held, self._node)
@@ -456,7 +458,7 @@ class Moves:
             await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process) is ProcessState.RUNNING:
-                # The move is undone, and the process already runs on the device to which the move returns.
+                # The move is undone, and the process already runs on the device that it must leave again.
                 await self._evict(held)
                 await session.lock(process, seconds)
             await session.save(process, seconds)
@@ -475,8 +477,8 @@ class Moves:
     # --- recovery of interrupted moves
 
     async def watch(self) -> None:
-        """Ends moves that could be neither finished nor undone, because the tenant was stopped by its user,
-        once libvgpu has brought the memory back. Runs until the daemon stops.
+        """Ends moves that could be neither finished nor undone, for example because the tenant's user had
+        stopped its processes, once libvgpu has brought the memory back. Runs until the daemon stops.
         """
         failed_at: dict[str, float] = {}
         while True:

@@ -34,8 +34,8 @@ class Pauses:
         self._do = Checkpoints(context)
 
     async def pause(self, allocation: Allocation) -> Allocation:
-        """Pauses a tenant. Raises VgpuError, and the tenant runs as before; UNSUPPORTED without the engine
-        cut.
+        """Pauses a tenant. Raises VgpuError, for example UNSUPPORTED without the engine cut; a tenant that
+        was not paused before then runs on.
         """
         allocation = await self._do.wait_until_settled(allocation.id)
         check_well(allocation)

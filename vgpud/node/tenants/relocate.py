@@ -33,8 +33,8 @@ _Outcome = TenantMove | VgpuError
 
 class _Overlap:
     """Moves in a given order: each begins when the one before it has booked its room, on the devices and on
-    the host. One that is refused for room, also because its tenant has grown since, begins anew when the
-    others that move have ended.
+    the host. A move that is refused for lack of room, also because its tenant has grown since, begins anew
+    when the other moves have ended.
     """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -85,7 +85,8 @@ class Relocations:
 
     async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
         """Moves tenants off a device. Running tenants come first, the largest of them first. Suspended
-        tenants come last, because they need no free memory. Raises VgpuError(NO_SUCH_DEVICE).
+        tenants come last, because they need no free memory. The result names the tenants that stay, with the
+        reasons. Raises VgpuError(NO_SUCH_DEVICE).
         """
         await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
         await self._inventory.refresh()
@@ -145,8 +146,8 @@ class Relocations:
     # --- defragmentation
 
     async def plan(self, wanted: RoomWanted) -> DefragView:
-        """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if no moves make it,
-        IMPOSSIBLE if no device is large enough, NO_SUCH_DEVICE.
+        """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if MOVES_MAX moves are not
+        enough or no device takes tenants, IMPOSSIBLE if no device is large enough, NO_SUCH_DEVICE.
         """
         await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
         await self._inventory.refresh()

@@ -42,8 +42,9 @@ _WAKE_SECONDS = 0.2  # pause while a suspended tenant may have work at any time
 _LEAST_SECONDS = 0.02
 _LOOKS = 10  # number of observations within the time after which a tenant counts as idle
 _ASK_SECONDS = 5.0
-# Shortest pause after a failed suspension or resumption of a tenant. The pause is at least as long as what
-# failed: a tenant that holds up its suspensions has at most half of the time of the device's other tenants.
+# Shortest pause after a failed suspension or resumption of a tenant. The pause is at least as long as the
+# failed attempt, so that a tenant that delays its suspensions takes at most half of the time from the
+# device's other tenants.
 _BACK_OFF_SECONDS = 30.0
 _RANKS = {"above-normal": 1, "below-normal": -1}
 _NO_RULES = Rules()
@@ -99,7 +100,7 @@ class Residency:
 
     async def admit(self, made: Allocation) -> None:
         """Evicts memory that suspended tenants kept on the devices of a new tenant, as far as it needs the
-        room. A tenant that starts suspended needs none.
+        room. Does nothing for a tenant without turns, or one that starts suspended.
         """
         if made.state is State.ACTIVE and self._rules(made).turn_seconds is not None:
             await self.context.kept.make_way(made)

@@ -54,7 +54,7 @@ class Suspends:
     ) -> Allocation:
         """Suspends a tenant. libvgpu evicts what it can. If the suspension is `deep`, the driver then saves
         the rest. Otherwise, at the end of a turn (Cause.TURN), libvgpu evicts only as much as `room_for` and
-        other tenants need. If libvgpu can evict less than half of the tenant, the driver saves all of it,
+        other tenants need. If libvgpu cannot evict at least half of the tenant, the driver saves all of it,
         provided that the suspension is `deep` or the policy says so (pool.unevictable).
 
         Raises VgpuError, also if the tenant has worked since the observation `idle_since`. After an error,
@@ -269,8 +269,8 @@ class Suspends:
             await self._do.restore(session, process, coming)
 
     async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
-        """Saves restored processes again, because half a tenant must not run. First it records on which
-        devices they are now, which may differ from the devices from which they were saved.
+        """Saves restored processes again, because half a tenant must not run. The devices on which the
+        processes are now, which may differ from those from which they were saved, are recorded first.
         """
         stays = coming
         with suppress(VgpuError):
@@ -299,7 +299,9 @@ class Suspends:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _forget_ended(self, away: Allocation) -> None:
-        """The ledger has the ended processes until the next change. After a crash they are found again."""
+        """Removes ended processes from the book. The ledger keeps them until the next change of the
+        allocation; after a crash they are found again.
+        """
         left = tuple(p for p in away.suspended if not is_gone(p.pid, p.start_ticks))
         if left != away.suspended:
             now = replace(away, suspended=left)

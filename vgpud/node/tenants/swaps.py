@@ -98,7 +98,7 @@ class Swaps:
 
     def expect(self, soon: Sequence[Allocation], no_longer: Sequence[Allocation]) -> None:
         """Lets libvgpu prepare the host buffers of evictions while the tenants `soon` run, as far as the host
-        has the memory for all of them; the others stop doing so.
+        has the memory for all of them. The tenants `no_longer` stop doing so.
         """
         for allocation in no_longer:
             self._order_buffers(allocation, False)
@@ -131,7 +131,7 @@ class Swaps:
             await self._context.activities.ask(allocation.id)
             await self._until_made(allocation)
         finally:
-            # a buffer that is made later would exceed what the table has
+            # a buffer that is made later would not be in the table of host memory
             self._suspendable.expect(allocation.id, False)
 
     async def _until_made(self, allocation: Allocation) -> None:
@@ -161,8 +161,8 @@ class Swaps:
         """Swaps a tenant out. At the end of a turn, unless `all_` is set, the tenant keeps memory on the
         device that neither `room_for` nor another tenant needs.
 
-        Raises VgpuError, and every process of the tenant then runs as before; also if the tenant has worked
-        since the observation `idle_since`.
+        Raises VgpuError, also if the tenant has worked since the observation `idle_since`. The tenant is then
+        swapped in again; if that fails, it is suspended.
         """
         found = self.evictable(before)
         processes = await self.processes(before)

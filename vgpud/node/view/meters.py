@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 _SHARED_SECONDS = 0.5
 _FRESH_SECONDS = 0.1
-_LOOK_SECONDS = 0.5  # maximum time of a reading to wait for the hardware
+_LOOK_SECONDS = 0.5  # maximum time of each wait for the hardware
 # interval between readings of sensors: temperature and power change slowly, and each reading is a driver call
 _SENSOR_SECONDS = 5.0
 # states in which an allocation's slices may be incomplete, so that they are not metered
