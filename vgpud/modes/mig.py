@@ -87,7 +87,7 @@ class MigMode(GpuUse):
 
     async def apply(self, device: Device) -> None:
         """Enables MIG mode. Raises VgpuError: DEVICE_IN_USE (with the processes), or RESET_NEEDED if the card
-        needs a reset and the policy forbids it.
+        needs a reset that the policy forbids or a process prevents.
         """
         if device.mig.current:
             return
@@ -101,8 +101,8 @@ class MigMode(GpuUse):
             await self._originals.drop(device.uuid, ORIGINAL_KEY)
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device.index} takes effect only with a GPU reset, and the policy "
-                "does not let vgpud reset it (mig.reset)",
+                f"MIG mode of device {device.index} takes effect only with a GPU reset, which needs mig.reset "
+                "in the policy and a device without processes",
                 f"set mig.reset = true; or, when it is idle: nvidia-smi -i {device.index} -mig 1, then "
                 f"nvidia-smi --gpu-reset -i {device.index}",
             )
@@ -134,7 +134,7 @@ class MigMode(GpuUse):
 
     async def restore(self, device_uuid: str) -> None:
         """Destroys vgpud's instances, and restores the original MIG mode. The mode stays on if foreign
-        instances exist, or if a reset is needed that the policy forbids.
+        instances exist, or if it needs a reset that the policy forbids or a process prevents.
         """
         for part in sorted(self.records.own_parts(device_uuid)):
             await self.unmake_part(device_uuid, part)
@@ -153,8 +153,8 @@ class MigMode(GpuUse):
         if not await self._switch(device_uuid, enabled=False):
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device_uuid} is disabled only by a GPU reset, and the policy does not "
-                "let vgpud reset it (mig.reset)",
+                f"MIG mode of device {device_uuid} is disabled only by a GPU reset, which needs mig.reset in "
+                "the policy and a device without processes",
                 "set mig.reset = true, or do it by hand with nvidia-smi -mig 0 and --gpu-reset",
             )
         await self._originals.drop(device_uuid, ORIGINAL_KEY)
