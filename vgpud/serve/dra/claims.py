@@ -1,9 +1,9 @@
 """Converts a ResourceClaim that the scheduler has allocated into requests. Pure.
 
-Each request of a claim becomes one allocation, on one or several cards; a request with admin access becomes
-a monitor. An allocation's request id has the claim's uid, and the request's name if the claim has several
-requests. A container uses only one request of a claim, because
-the environments of two requests would contradict each other.
+Each request of a claim becomes one allocation, on one or several cards; a request with admin access becomes a
+monitor. An allocation's request id has the claim's uid, and the request's name if the claim has several
+requests. A container uses only one request of a claim, because the environments of two requests would
+contradict each other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,10 @@ def _parts_of(
     by_request: dict[str, list[Result]] = {}
     for result in results:
         if result.pool != pool:
-            raise _bad(f"claim {name} has devices of pool {result.pool}, and this node is {pool}", "")
+            raise _bad(
+                f"claim {name} has devices of pool {result.pool}, and this node is {pool}",
+                "set VGPUD_NODE_NAME to the node's name in the cluster",
+            )
         by_request.setdefault(result.request, []).append(result)
     shares = {key: own for key, own in by_request.items() if not own[0].admin}
     parts = tuple(
