@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Arrivals:
     """Waiting connections by user: at most `total`, of which at most `per_user` of each user.
 
-    When `total` connections wait, a new one of a user with fewer replaces the latest one of the user with the
-    most. So a few users cannot keep all others out.
+    When `total` connections wait, a new one replaces the latest one of the user with the most, if its own
+    user has at least two fewer. So a few users cannot keep all others out.
     """
 
     def __init__(self, total: int, per_user: int) -> None:

@@ -66,7 +66,8 @@ class Calls:
         return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
     def stop(self) -> None:
-        """Ends the watches, which never end by themselves, and refuses new calls."""
+        """Ends the watches, which otherwise last as long as their callers read them, and refuses new calls.
+        """
         self._stopping.set()
 
     # --- calls with one request and one reply
@@ -152,7 +153,7 @@ class Calls:
         upcoming = asyncio.ensure_future(anext(events, None))
         try:
             await asyncio.sleep(0)
-            # tells the caller by the metadata that it is subscribed, because no event is waiting
+            # no event is waiting, so the initial metadata tells the caller that it is subscribed
             if not upcoming.done():
                 await context.send_initial_metadata(())
             while True:

@@ -44,7 +44,7 @@ class ChangeTurns:
     def __init__(self, most_seconds: float) -> None:
         self._most_seconds = most_seconds
         self._queues: WeakValueDictionary[int, _Queue] = WeakValueDictionary()
-        # the users of the latest change and of the latest one by another user, with the times of their begin
+        # the latest change, and the latest one of another user; each is a user and the time of the begin
         self._latest = self._other = (_NO_USER, float("-inf"))
 
     async def run(self, user: int, change: Callable[[], Awaitable[T]]) -> T:

@@ -86,7 +86,7 @@ class Gate:
             self._queued.extend([clock.now()] * calls)
             self._debt_seconds = self._debt() + seconds
             if not self.is_open:
-                # the timer also keeps this object, so that a user who connects again finds the debt
+                # the timer also keeps this object, so that a user that connects again still has its debt
                 self._look_later()
 
     def taken(self) -> None:

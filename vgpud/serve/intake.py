@@ -31,8 +31,8 @@ _READ_REST_FACTOR = 9.0
 # Time that is charged when a call that changes nothing begins. The rest of its time is charged when it ends.
 _LEAST_READ_SECONDS = 0.0005
 
-# A call with the user of its caller. The caller is identified before its message is read, because it may
-# have closed its connection afterwards.
+# A call with the user of its caller. The caller is identified before its message is read, because afterwards
+# its connection may be closed.
 UserCall = Callable[[int, Any, Context], Awaitable[Any]]
 Handler = Any  # a grpc.RpcMethodHandler, a class that is not generic at run time
 

@@ -1,4 +1,5 @@
-"""Takes over the state of Kubernetes' doors from the JSON files in which earlier versions kept it."""
+"""Takes over the state of the servers for Kubernetes from the JSON files in which earlier versions kept it.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping

@@ -106,7 +106,7 @@ def _credentials(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, int | None]:
-    """The peer's process, and the user who made its user namespace. `uid` is the effective uid at
+    """The peer's process, and the user that made its user namespace. `uid` is the effective uid at
     connect(2).
     """
     if pid <= 0:

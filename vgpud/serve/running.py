@@ -20,7 +20,7 @@ class Running:
         self._tasks: set[asyncio.Task[Any]] = set()
         # tasks whose results must be handled even if the caller disconnects
         self._owed: set[asyncio.Task[Any]] = set()
-        self._outlasting: set[asyncio.Task[Any]] = set()  # tasks for which other tasks wait
+        self._outlasting: set[asyncio.Task[Any]] = set()  # tasks that wait for work whose caller has left
 
     async def finish(self, name: str, work: Coroutine[Any, Any, Any], abandoned: Abandoned | None) -> Any:  # noqa: ANN401
         """Runs `work` and returns its result. If the caller is cancelled, `work` continues, and `abandoned`

@@ -53,8 +53,8 @@ class Message:
 
 
 async def receive(connection: socket.socket, user: int, pace: Pace | None = None) -> Message:
-    """Receives a message of `user`, whose process for a descriptor counts to `pace`. Raises
-    VgpuError(BAD_REQUEST), or OSError if the peer disconnects.
+    """Receives a message of `user`. If a descriptor comes with it, the time of the receiver process is
+    charged to `pace`. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects.
     """
     head, process = await _head(connection, user, pace)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)

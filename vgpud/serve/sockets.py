@@ -210,8 +210,8 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, Untrusted
     none.
 
     Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, so that no child uses them. Raises
-    VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or one not a listening Unix
-    stream socket.
+    VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or a descriptor that is not a
+    listening Unix stream socket.
     """
     pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
@@ -231,8 +231,9 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, Untrusted
 
 
 def send_away(listening: Iterable[Untrusted]) -> None:
-    """Closes the connections that wait on these listeners, and no later ones. Where no keeper can hold them,
-    they go on waiting: systemd has the last copy of the listener.
+    """Closes the connections that wait on these listeners, at most _BACKLOG of each, and no later ones. If a
+    listener needs a keeper process and none can be started, its connections go on waiting: systemd has the
+    last copy of the listener.
     """
     for listener in (one for one in listening if one.keep()):
         with suppress(OSError):  # none waits, or the listener is closed

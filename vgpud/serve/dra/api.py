@@ -135,7 +135,7 @@ class ApiServer:
         return answer
 
     async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        # a thread of its own, because the end of vgpud must not wait for the server
+        # a separate daemon thread, because the end of vgpud must not wait for the server
         return await asyncio.get_running_loop().run_in_executor(
             DaemonThreads("vgpud-cluster"), self._call_now, pick, arguments, options
         )

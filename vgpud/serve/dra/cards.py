@@ -68,8 +68,8 @@ class Taint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card as it is offered to claims. `places` are the placements of a MIG card that only claims may hold;
-    `tenants` is the number of claims that may share the card.
+    """A card as it is offered to claims. `places` are the placements of a MIG card on which no other
+    allocation is; `tenants` is the number of claims that may share the card.
 
     `memory_bytes` and `share_hundredths` are the totals for claims, without the capacity that other
     allocations hold.

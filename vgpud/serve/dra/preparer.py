@@ -57,7 +57,9 @@ class Preparer:
         self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be written
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
-        """Prepares a claim. Raises VgpuError; the allocations that the call made are then released."""
+        """Prepares a claim. Raises VgpuError. If one of its allocations cannot be made, those that the call
+        made are released.
+        """
         audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
             known = self._claims.get(uid)
@@ -117,7 +119,7 @@ class Preparer:
 
     async def check(self) -> None:
         """Releases allocations of claims that no longer exist in the cluster, because they were deleted by
-        force or created again. Writes the state of their devices into the other claims.
+        force or created again. Writes the state of the devices of all other claims into their status.
 
         A claim must be missing at two checks in a row; an error of the API server releases nothing.
         """
@@ -170,7 +172,8 @@ class Preparer:
             self._tells = bool((kept.get("status") or {}).get("devices"))
 
     async def _renew(self, claim: Prepared) -> None:
-        """Writes the spec of the claim's monitors again if the driver's files have changed."""
+        """Makes the spec of the claim's monitors current, for example after the driver's files have changed.
+        """
         async with self._lock(claim.uid):
             try:
                 if self._claims.get(claim.uid) is not None:
@@ -199,7 +202,7 @@ class Preparer:
             log.warning(LogEvent.FAILED_CLAIM_NOT_UNDONE, claim_uid=uid, why=str(error))
 
     async def _leave_failed(self, names: tuple[str, ...]) -> None:
-        """Releases failed allocations of a claim (device lost, helper died), so that they are made again.
+        """Releases failed allocations of a claim (device lost, MPS daemon died), so that they are made again.
         Raises VgpuError(TENANT_ALIVE).
         """
         for allocation in filter(None, map(self._allocation, names)):

@@ -36,8 +36,8 @@ class UserNames:
         self._running: asyncio.Task[dict[int, str]] | None = None
 
     async def of(self, uids: Iterable[int]) -> Mapping[int, str]:
-        """The names of the users that are known by now. A user that is unknown, or not looked up in time, is
-        missing.
+        """The names of the users that are known by now. A user without an account has an empty name. A user
+        that was not looked up in time is missing.
         """
         wanted = set(uids)
         is_old = clock.now() - self._since > _NAMES_KEPT_SECONDS

@@ -172,7 +172,9 @@ class Allocator:
         return allocation
 
     async def _admit(self, hold: Hold, listed: Listing | None) -> None:
-        """Records that the kubelet is now admitting the pod of the hold, which is one of its new pods."""
+        """Records that the kubelet is now admitting the pod of the hold, which is one of the newly listed
+        pods.
+        """
         now, since = clock.now(), self._listed_since or {}
         pods = frozenset() if listed is None else listed.pods
         new = frozenset(pod for pod in pods if now - since[pod] < _ADMISSION_SECONDS)
@@ -201,8 +203,9 @@ class Allocator:
         return listed
 
     async def kubelet_found(self) -> None:
-        """Called when vgpud first sees a kubelet process, before vgpud is registered there: at first its list
-        may lack pods. A new kubelet admits again what its predecessor was admitting, perhaps with other ids.
+        """Called when vgpud first sees a kubelet process, before vgpud registers there. Reads its first list,
+        which may lack pods. Counts admissions that were in progress as failed, because a new kubelet begins
+        them again, perhaps with other ids.
         """
         async with self._one_at_a_time:
             self._cuts += 1
@@ -233,8 +236,9 @@ class Allocator:
         return True
 
     def _admission(self, hold: Hold, allocation: Allocation, listed: Listing | None) -> _Phase:
-        """The admission of the pod for which the allocation was made. It is unknown if the kubelet listed no
-        new pod then or lists no pod now, or if an earlier vgpud made the allocation.
+        """The admission of the pod for which the allocation was made. OVER: an admission has failed since,
+        _ADMISSION_SECONDS have passed, or the pods that were new then are no longer listed. Otherwise UNKNOWN
+        if the kubelet listed no new pod then or lists no pod now, or if an earlier vgpud made the allocation.
         """
         made = self._admitted.get(hold.request_id)
         since_seconds = time.time() - allocation.created_unix_ns / 1e9
@@ -330,8 +334,8 @@ class Allocator:
         return grown
 
     async def _replace(self, resource: Resource, hold: Hold, ids: frozenset[str]) -> Allocation:
-        """Replaces the hold's unused allocation by one of more cards under the same id: the kubelet keeps the
-        CDI name that it got for the first container.
+        """Replaces the hold's unused allocation by an allocation of more cards with the same id, because the
+        kubelet keeps the CDI name that it got for the first container.
         """
         allocation = self._held(hold)
         request_of(resource, ids, self._devices(), hold.request_id)  # refuses several MIG instances
@@ -376,11 +380,12 @@ class Allocator:
     # --- containers
 
     async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
-        """Records the init process of a container that is about to run in the allocation. `pod` is its name,
-        or "" if unknown.
+        """Records the init process of a container that is about to run in the allocation. `pod` is the
+        container as "namespace/pod/container", or "" if unknown.
 
         Returns False if the kubelet did not request the allocation, for a pod or a claim. Raises VgpuError:
-        ALLOCATION_BUSY if the allocation has failed or is being released, LEDGER_FAILED.
+        ALLOCATION_BUSY if the allocation is not active or belongs to another pod, or the errors of the
+        ledger.
         """
         async with self._one_at_a_time:
             return await self._bind(allocation_id, init, pod)

@@ -78,8 +78,8 @@ class Started:
         return bool(pods) and not any(pod is None or pod.exists() for pod in pods)
 
     async def add(self, request_id: str, init: Lifetime) -> None:
-        """Records an init process durably, and then deletes the allocation's spent rows (`_is_spent`).
-        Raises VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED.
+        """Records an init process durably, and then deletes the allocation's spent rows (`_is_spent`). Raises
+        VgpuError: LEDGER_FULL, LEDGER_READ_ONLY, LEDGER_CORRUPT, LEDGER_FAILED.
         """
         new = (request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup)
         # listed before `put`: of two containers that begin together, neither deletes the row of the other

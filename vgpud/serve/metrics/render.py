@@ -22,8 +22,8 @@ _NO_VITALS = Vitals()
 _NO_TIMES = (None,) * 5
 
 
-#: The families that have a sample for each slice, in the order of `families.ALL`; the family with causes
-#: comes last.
+#: The families that have at most one sample for each slice, in the order of `families.ALL`. (MEMORY_REFUSED
+#: has one for each cause.)
 _PER_SLICE = (
     f.MEMORY_LIMIT,
     f.MEMORY_USED,
