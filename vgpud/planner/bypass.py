@@ -49,8 +49,8 @@ class Watched:
     """The state of a slice between two surveys.
 
     `ceiling_bytes` is what the slice may hold: the limit, or more if the limit was lowered below what the
-    slice holds. A ceiling above the limit decreases with what the slice holds, and never increases.
-    `quiet_since` is in seconds of the monotonic clock, and is set if the slice is marked.
+    slice holds. A ceiling above the limit decreases with what the slice holds, and increases only with the
+    limit. `quiet_since` is in seconds of the monotonic clock, and is set if the slice is marked.
     """
 
     limit_bytes: int
@@ -76,8 +76,8 @@ def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) 
 
 
 def excess_bytes(watched: Watched, reading: Reading) -> int:
-    """Bytes that the slice holds beyond what libvgpu counts for it, up to the ceiling; 0 within the
-    tolerance.
+    """Bytes that the slice holds beyond what libvgpu counts for it; 0 within the tolerance. What libvgpu
+    counts above the ceiling does not help.
     """
     covered = min(reading.counted_bytes, watched.ceiling_bytes)
     beyond = reading.held_bytes - covered
@@ -153,8 +153,8 @@ def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
     its parent, and so on.
 
     The environments of the process and its ancestors count only if the process runs as the allocation's
-    owner, or under another uid that counts as the same user. For this reason no tenant can make its processes
-    count as those of another tenant.
+    owner, or under another uid that counts as the same user. For this reason no user can make processes count
+    as those of another user's tenant.
     """
     for distance, process in enumerate(line):
         proven = known.registered.get(process.pid) or known.in_cgroup.get(process.pid) or process.mounted

@@ -87,7 +87,7 @@ def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
 
 def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
     """The refusal of a request for memory: compute instances of a GPU instance share the memory. None if the
-    request has no amount.
+    request has no amount, or the offer is not a compute instance.
     """
     if offer.compute is None or want.memory_bytes is None:
         return None

@@ -1,7 +1,7 @@
 """Caches verdicts on devices: between two requests, usually only one device of a node has changed.
 
-A verdict depends on the request, and on the device's snapshot, terms, use, pool and closed MIG devices. The
-first four of the device are immutable, and are compared by identity, which is cheap. The cache holds
+A verdict depends on the request, and on the device's snapshot, terms, use, pool and closed MIG devices.
+Snapshot, terms, use and pool are immutable, and are compared by identity, which is cheap. The cache holds
 references to them, so that no identity is used again.
 """
 

@@ -1,9 +1,8 @@
 """Checks moves of tenants to other devices, and plans the steps of a move and of the way back. Pure.
 
-A moving slice names both devices and holds room on both. Until the tenant's memory is on the host,
-`device_uuid` is the old device, and the next start of vgpud undoes an interrupted move. From RECORD_MOVE on,
-`device_uuid` is the new device, and the next start finishes the move. In both cases the same steps bring the
-tenant to `device_uuid`.
+A moving slice names both devices and holds room on both. Until the step RECORD_MOVE, `device_uuid` is the old
+device, and the next start of vgpud undoes an interrupted move. From RECORD_MOVE on, `device_uuid` is the new
+device, and the next start finishes the move. In both cases the same steps bring the tenant to `device_uuid`.
 
 A suspended tenant has no memory to move. Its record keeps the device from which each process was saved. A
 suspended tenant holds no room on its devices except for memory that libvgpu could not evict, and must find
@@ -328,8 +327,8 @@ def _ends(allocation: Allocation) -> tuple[Slice, ...]:
 
 
 def back_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """The steps back for a tenant that cannot be restored on its target. `allocation` is the record from
-    before RECORD_MOVE.
+    """The steps back for a tenant that cannot be restored on its target. In `allocation`, each slice has its
+    old device as `device_uuid` again.
     """
     return (
         Step(StepKind.RECORD_BACK, "it stays where it was; a crash from here on is ended likewise"),

@@ -82,8 +82,8 @@ class _World:
 
     @property
     def has_unread_devices(self) -> bool:
-        """Is there a device that does not answer? Its UUID may be unknown, so any device that seems missing
-        may be this one.
+        """Is there a device that does not answer? Its UUID may be unknown, so that it may be any device that
+        seems to be missing.
         """
         return any(device.health in (Health.FAILED, Health.SILENT) for device in self.devices.values())
 
