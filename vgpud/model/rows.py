@@ -21,8 +21,8 @@ class Rows(Protocol):
     def get(self, *key: str) -> Row | None: ...
 
     async def put(self, row: Row) -> None:
-        """Writes a row in place of the one with the same key. Raises VgpuError(LEDGER_FULL),
-        LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED, and then changes nothing.
+        """Writes a row in place of the one with the same key. Raises VgpuError (LEDGER_FULL,
+        LEDGER_READ_ONLY, LEDGER_CORRUPT, LEDGER_FAILED), and then changes nothing.
         """
         ...
 

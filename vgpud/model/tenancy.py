@@ -205,7 +205,7 @@ class Slice:
     `memory_bytes` is what the slice takes of the device's usable memory (for a whole card: all of it).
     `share` is None if compute is not limited; for a slice inside a MIG instance it is a share of the
     instance. During a move, the slice also holds its capacity on the device `other_uuid`. `other_uuid` is the
-    move's target until the ledger records that the tenant's memory is on the host, and the move's source
+    move's target until the ledger has the step RECORD_MOVE (planner/move.py), and the move's source
     afterwards.
     """
 
@@ -248,7 +248,7 @@ class State(StrEnum):
     SUSPENDED = "suspended"  # the tenant's processes wait, and their device memory is on the host
     RESUMING = "resuming"  # the capacity is taken again; any of the tenant's processes may still wait
     RELEASING = "releasing"
-    FAILED = "failed"  # the device or the helper was lost; the allocation can only be released
+    FAILED = "failed"  # the device or the MPS daemon was lost; the allocation can only be released
 
 
 PAUSED = "paused"  # how listings show the state of an active allocation that is paused
@@ -318,7 +318,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What puts a process or container into an allocation.
+    """The changes that put a process or container into an allocation.
 
     `env` is for processes on the host and in containers. For a process on the host, entries of `host_env`
     replace those of `env`, because `host_env` has the paths of files on the host.

@@ -182,7 +182,7 @@ class MpsDaemon:
 @dataclass(frozen=True, slots=True)
 class DrainView:
     """Whether a device is drained, and the allocations and processes that still prevent a restart of the
-    driver or helper.
+    driver or the MPS daemon.
     """
 
     device_uuid: str
@@ -192,5 +192,6 @@ class DrainView:
 
     @property
     def idle(self) -> bool:
-        """True if the device's helper or the driver can be restarted without ending the work of a tenant."""
+        """True if the driver or the device's MPS daemon can be restarted without ending the work of a tenant.
+        """
         return not self.allocation_ids and not self.pids

@@ -101,7 +101,7 @@ class Effector(Protocol):
 
     async def resume(self, device: Device, part: Slice) -> None:
         """Called at the start of vgpud for each slice in this mode. It continues vgpud's work for the slice,
-        such as watching a helper.
+        such as watching an MPS daemon.
         """
         ...
 
@@ -121,7 +121,7 @@ class Effector(Protocol):
 
     async def tenants(self, allocation: Allocation, part: Slice, soon: bool = False) -> tuple[int, ...]:
         """Pids, on the host, of the processes that run in the slice now. Raises VgpuError(HELPER_TIMEOUT),
-        with `soon` after about a second: a listing does not wait for a helper that hangs.
+        with `soon` after about a second, because a listing must not wait for an arbiter that hangs.
         """
         ...
 
@@ -134,7 +134,7 @@ class Effector(Protocol):
         ...
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        """The meters of an allocation's slices, in order. `devices` are from a snapshot. Calls neither NVML
-        nor a helper.
+        """The meters of an allocation's slices, in order. `devices` are from a snapshot. Calls neither NVML,
+        nor the arbiter, nor an MPS daemon.
         """
         ...

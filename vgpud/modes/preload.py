@@ -209,7 +209,7 @@ class Preload:
                 return
 
     async def watch(self) -> None:
-        """Kills an arbiter that hangs. Its end restarts it. Runs until the daemon stops."""
+        """Kills an arbiter that hangs; vgpud then starts it again (`_ended`). Runs until the daemon stops."""
         while True:
             await self.look_at_arbiter()
             await asyncio.sleep(_LOOK_SECONDS)
@@ -476,7 +476,7 @@ class Preload:
 
     async def unapply(self, device_uuid: str) -> None:
         """Forgets the engine of the device. The arbiter keeps running: it serves every device in mode
-        preload, and costs nothing while idle.
+        preload, and costs little while idle.
         """
         self._world.forget_engine(device_uuid)
 

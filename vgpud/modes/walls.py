@@ -110,7 +110,9 @@ class Walls:
         return allocation_id in self._standing
 
     def refusal(self, allocation: Allocation) -> Mark | None:
-        """Returns why an allocation that the policy wants behind a memory wall has none."""
+        """A mark with the reason if the driver or the kernel refused the allocation's memory wall; None if
+        the wall stands, or none was refused.
+        """
         for name in (allocation.id, *(part.device_uuid for part in allocation.slices)):
             if name in self._refused and not self.stands(allocation.id):
                 why, since_unix_ns = self._refused[name]

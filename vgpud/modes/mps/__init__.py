@@ -1,4 +1,6 @@
-"""Mode `mps`: NVIDIA's MPS, supervised, with limits for each tenant. A tenant never runs without limits."""
+"""Mode `mps`: NVIDIA's MPS, supervised, with limits for each tenant. No client can connect before the limits
+are set.
+"""
 
 from vgpud.modes.mps.mode import MpsMode
 from vgpud.modes.mps.rules import MpsRules, MpsWorld, Users

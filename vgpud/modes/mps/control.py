@@ -220,7 +220,9 @@ class MpsControl:
         return name
 
     def remove_partition(self, device_uuid: str, identity: str) -> None:
-        """Removes a partition. The daemon refuses that while a client is in it. Raises VgpuError."""
+        """Removes a partition. A partition with a client stays: the daemon's refusal is ignored. Raises
+        VgpuError if the daemon does not answer.
+        """
         self.ask(f"sm_partition rm {device_uuid} {identity}")
 
     # --- end of clients and servers
@@ -240,7 +242,7 @@ class MpsControl:
 def _run(
     program: str, command: str, env: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program in a session of its own: it may fork, and the whole session is killed at a timeout.
+    """Runs the program in a separate session: it may fork, and the whole session is killed at a timeout.
 
     Raises OSError, and subprocess.TimeoutExpired after killing the session.
     """

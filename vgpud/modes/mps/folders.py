@@ -144,7 +144,7 @@ def inner_folder(folder: Path, uid: int) -> Path:
 def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int) -> Path:
     """Writes the file `limits` for native/guard/admission.c. Returns its folder, `inner_folder`. The tenant
     can write no file there, so it cannot fill the run folder. Only the tenant and root can reach the file,
-    because its processes set locks on it.
+    because the tenant's processes set locks on it.
 
     Raises VgpuError(HELPER_FAILED).
     """
