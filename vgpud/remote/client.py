@@ -195,7 +195,9 @@ class Tunnel:
 
     @property
     def ended(self) -> "asyncio.Task[VgpuError | None]":
-        """Ends when the session has ended and cannot be resumed, with the cause; with None after `close`."""
+        """A task that ends when the session has ended and cannot be resumed. Its result is the cause, or None
+        after `close`.
+        """
         return self._control
 
     async def close(self) -> None:

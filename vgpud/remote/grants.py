@@ -124,7 +124,8 @@ def group_of_tenants() -> int | None:
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
-    """Raises ValueError, RecursionError and TypeError."""
+    """Parses the file's text into one object for each grant. Raises ValueError, RecursionError and TypeError.
+    """
     rows = json.loads(text)
     if not isinstance(rows, list):
         raise TypeError("it is not a list")

@@ -56,7 +56,9 @@ async def _cut(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
 
 
 async def _join(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
-    """Raises IncompleteReadError if the source ends before the piece of length 0."""
+    """Copies the contents of the pieces from `source` to `target`. Raises IncompleteReadError if the source
+    ends before the piece of length 0.
+    """
     while left := int.from_bytes(await source.readexactly(_LENGTH_BYTES)):
         while left:
             data = await source.read(min(left, PIECE_BYTES))
