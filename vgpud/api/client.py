@@ -118,7 +118,8 @@ class Client:
         closed.
 
         The daemon has subscribed the client when this method returns. The iterator raises VgpuError:
-        BAD_REVISION if that revision is no longer kept, STOPPING when the daemon stops.
+        BAD_REVISION if that revision is no longer kept or not yet reached, STOPPING when the daemon stops or
+        the client reads too slowly.
         """
         socket = usable_socket(self._named, LEAST_DOOR["Watch"])
         _quiet_grpc()

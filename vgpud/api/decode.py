@@ -1,4 +1,5 @@
-"""Converts requests: proto -> model. All fields are checked here, so later code need not check them.
+"""Converts requests: proto -> model. The form of every field is checked here, so later code need not check
+it.
 
 All functions raise VgpuError: BAD_QUANTITY, BAD_PERCENT or BAD_REQUEST.
 """

@@ -24,7 +24,7 @@ def choose_socket(door: Door) -> Path:
     """Chooses the socket for a call that needs `door`.
 
     VGPUD_SOCKET is used if it is set. Otherwise it is the most privileged socket in VGPUD_RUN_DIR
-    (/run/vgpud) that this process may open, and vgpud.sock at least if `door` is not READ.
+    (/run/vgpud) that this process may open; if `door` is not READ, it is never ro.sock.
     """
     named = os.environ.get("VGPUD_SOCKET")
     if named:

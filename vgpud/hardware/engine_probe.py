@@ -1,7 +1,7 @@
 """Asks vgpu-engine-probe (native/probe/engine.c) if the arbiter can preempt the tenants of a device (engine
 `cut`).
 
-The probe is a process of its own, because a driver call that fails may never return.
+The probe is a separate process, because a driver call that fails may never return.
 """
 
 import fcntl

@@ -79,9 +79,9 @@ def watch_events(
     The thread calls `registered` each time the devices are registered. The driver keeps no events from before
     the registration, so `registered` should read the health of the devices.
 
-    The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
-    driver reload. Devices without events are left out; if there are no others, the thread ends. The thread is
-    a daemon thread, so it does not keep the process alive.
+    The thread ends within WAIT_MILLISECONDS of `stop`, unless NVML hangs. It survives a missing driver, a
+    lost device and a driver reload. Devices without events are left out; if there are no others, the thread
+    ends. The thread is a daemon thread, so it does not keep the process alive.
     """
     words = (gateway, callback, stop, registered)
     thread = threading.Thread(target=_watch, args=words, name="nvml-events", daemon=True)

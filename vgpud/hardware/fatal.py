@@ -39,8 +39,8 @@ class FatalEvents:
             self._keep({**self._sentences, uuid: sentence})
 
     def note(self, uuid: str, asked: bool) -> None:
-        """Notes whether NVML asks for a repair of the device. After it has asked, it asks no more once the
-        device is repaired, which may have happened while vgpud was stopped.
+        """Notes whether NVML asks for a repair of the device. If NVML has asked before and asks no more, the
+        device was repaired, perhaps while vgpud was stopped, and its sentence is dropped.
         """
         with self._lock:
             if asked:

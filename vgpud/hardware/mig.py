@@ -39,7 +39,7 @@ _SUFFIX_OF_INDEX: dict[int, str] = {
 
 
 def read_profiles(nvml: Nvml, handle: Handle, total_bytes: int) -> tuple[MigProfile, ...]:
-    """The GPU instance profiles of a device, by profile id; empty if the device has no MIG.
+    """The GPU instance profiles of a device, in the order of their ids; empty if the device has no MIG.
 
     From driver 550 on, NVML lists them also while MIG mode is off.
     """

@@ -198,7 +198,8 @@ async def note_moved(folder: Path, uuids: Sequence[str]) -> None:
     environments of its processes may still name the former devices; libvgpu maps each to its slice.
 
     Raises VgpuError(LEASE_FAILED): also if the tenant holds the lock of the folder for longer than
-    _REMOVAL_SECONDS. Root in a container can, because it may list the folder that is mounted into it.
+    _REMOVAL_SECONDS. Root in a container can hold this lock, because it may list the folder that is mounted
+    into it.
     """
     try:
         done = await _without_waiting(lambda: _write_moved(folder, uuids))

@@ -1,9 +1,10 @@
 """Keeps files open that containers have mounted: the `limits` of leases for writing, libraries for reading.
 
 Root in a container has the uid of the file's owner. So it may set a lease on the file (fcntl(2), F_SETLEASE),
-although the mount is read-only, and the next open waits until the kernel breaks that lease, by default for
-45 s (/proc/sys/fs/lease-break-time). No process can set one on a file that another has open for writing,
-nor one against readers on a file that another has open for reading.
+although the mount is read-only, and the next open waits until the kernel breaks that lease, by default after
+45 s (/proc/sys/fs/lease-break-time). No process can set a lease on a file that another process has open for
+writing. On a file that another process has open for reading, it can set only a lease that does not delay
+readers.
 """
 
 import os

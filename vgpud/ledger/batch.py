@@ -61,8 +61,8 @@ class Committer:
         """Runs the jobs. Afterwards each has a committed result, or an error and no effect.
 
         An operation that raises VgpuError is rolled back to its own savepoint. If SQLite itself fails, for
-        example on a full disk, the whole transaction may be lost; each job is then tried again in a
-        transaction of its own.
+        example on a full disk, the whole transaction may be lost; each job is then tried again in a separate
+        transaction.
         """
         mark = self.tables.revision
         try:

@@ -23,7 +23,7 @@ def lock(path: Path) -> int:
     """Locks the ledger for this process. Returns a descriptor; closing it unlocks.
 
     The lock file is never removed: otherwise two processes could hold locks on two files of the same name.
-    Raises VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
+    Raises VgpuError: LEDGER_LOCKED, LEDGER_READ_ONLY, LEDGER_FULL, LEDGER_FAILED.
     """
     beside = path.with_name(path.name + ".lock")
     try:

@@ -69,7 +69,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "ALTER TABLE events ADD COLUMN user INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX events_of_user ON events (user)",
     ),
-    # Tables of their own for what was in `originals` besides original settings, and for what the doors of
+    # Separate tables for what was in `originals` besides original settings, and for what the servers for
     # Kubernetes kept in files. Of a device's layouts the newest is taken over; "-" was no layout.
     (
         "CREATE TABLE drains (device_uuid TEXT PRIMARY KEY NOT NULL) STRICT",

@@ -29,9 +29,9 @@ _INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 class Ledger:
     """Keeps allocations, events and the tables in `rows` on disk. One event loop uses it.
 
-    A method that writes returns when its write survives the failures of its `durability`. On
-    VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED nothing is written; the methods
-    work again when the cause is removed. A write whose call is cancelled may still be made.
+    A method that writes returns when its write survives the failures of its `durability`. After a VgpuError
+    (LEDGER_FULL, LEDGER_READ_ONLY, LEDGER_CORRUPT, LEDGER_FAILED) nothing is written; the methods work again
+    when the cause is removed. A write whose call is cancelled may still be made.
     """
 
     def __init__(self, writer: Writer, lock: int, rows: Mapping[RowTable, Iterable[Row]]) -> None:
@@ -75,7 +75,7 @@ class Ledger:
         suspended allocation that is moved stays suspended.
 
         For an existing allocation the state, slices, edits, failure, suspended, cause and paused are written.
-        Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
+        Raises VgpuError: REQUEST_ID_REUSED, NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
