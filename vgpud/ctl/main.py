@@ -95,7 +95,8 @@ def _run(argv: Sequence[str]) -> int:
             return again(function, arguments, terminal)
         return function(arguments, terminal)
     except OSError:
-        # OSError comes only from a write to standard output: all other code of vgpuctl raises VgpuError
+        # `main` reports an OSError as a failed write to standard output: other code of vgpuctl turns its
+        # OSErrors into VgpuErrors
         raise
     except Exception as error:
         # An unexpected exception is printed as a numbered error with one sentence, in place of a traceback.

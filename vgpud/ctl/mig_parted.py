@@ -141,8 +141,8 @@ def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
     """The current instances of the devices, as a mig-parted file with one configuration. The format has no
     placements.
 
-    Compute instances have names of their own (mig-parted, pkg/types/mig_profile.go). mig-parted puts them
-    into one GPU instance as long as they fit.
+    Compute instances have separate names (mig-parted, pkg/types/mig_profile.go). mig-parted puts them into
+    one GPU instance as long as they fit.
     """
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     for device in devices:

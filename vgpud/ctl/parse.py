@@ -159,7 +159,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _choose(
     prog: str, entries: tuple[_Entry, ...], argv: Sequence[str], namespace: argparse.Namespace
 ) -> tuple[_Entry, str, list[str]]:
-    """Parses the command line up to the verb, and returns the words after the verb unparsed."""
+    """Parses the options before the verb. Returns the verb (or group), the program's name with the verb's
+    name appended, and the words after the verb, unparsed.
+    """
     parser = _chooser(prog, entries)
     parser.read(argv or ["--help"], namespace)
     word, rest = namespace.verb, namespace.rest

@@ -111,7 +111,8 @@ def _online(arguments: Namespace) -> dict[str, Any]:
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
     """Checks the policy's rules against the host's users and the node's devices. Returns False if vgpud does
-    not answer. Raises VgpuError(BAD_POLICY) if a rule does not fit them.
+    not list its devices. Raises VgpuError(BAD_POLICY) if a rule names an unknown user or group, or does not
+    fit the devices.
     """
     from vgpud.ctl.policy_cases import node_of
     from vgpud.directory import has_group, has_user

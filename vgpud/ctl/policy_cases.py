@@ -197,8 +197,8 @@ def _table_of(path: Sequence[int | str]) -> type[_Table]:
 
 
 def answer(policy: Policy, node: Node, case: Case) -> Decision:
-    """The policy's decision on the request of a case, after the requests in `held` were granted in order.
-    If one of these is refused, its refusal.
+    """Returns the policy's decision on the request of a case, after the requests in `held` were granted in
+    order. If a request in `held` is refused, returns that refusal.
     """
     held: list[Allocation] = []
     for number, before in enumerate(case.held):
@@ -291,8 +291,8 @@ def node_of(devices: Iterable[pb.Device]) -> Node:
 
 
 def device_of(item: pb.Device) -> Device:
-    """A device of the same kind that is idle and healthy, so that a case tests the policy and not the current
-    state.
+    """Makes an idle and healthy device with the message's hardware properties, so that a case tests the
+    policy and not the current state.
     """
     major, _, minor = item.compute_capability.partition(".")
     return Device(

@@ -28,7 +28,7 @@ def paths() -> PolicyPaths:
 
 
 def _daemon_uid(run_dir: Path) -> int:
-    """The user that vgpud runs as: the owner of its run folder, or root if the folder does not exist."""
+    """The user that vgpud runs as: the owner of its run folder, or root if the folder cannot be examined."""
     try:
         return run_dir.stat().st_uid
     except OSError:

@@ -106,7 +106,9 @@ def told(arguments: Namespace, terminal: Terminal, operation: Operation) -> Iter
 
 @contextmanager
 def arbiter_told(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
-    """While the body waits for vgpud, says once that the arbiter does not answer, if that is so."""
+    """While the body waits for vgpud, looks every second if vgpud reports an error of the arbiter, and prints
+    the first such error.
+    """
     ended = threading.Event()
     thread = threading.Thread(target=_tell_arbiter, args=(arguments, terminal, ended), daemon=True)
     thread.start()
@@ -154,8 +156,8 @@ def _tell(arguments: Namespace, operation: Operation, ended: threading.Event) ->
 def progress_line(operation: Operation, seen: Seen, before_bytes: int, seconds: float) -> str:
     """The line that shows how far an operation has come. `before_bytes` were on the device at the last look.
 
-    The time left assumes that the rest moves as fast. It is not shown while nothing moves, as when the driver
-    saves a process in one piece.
+    The estimated time left assumes that the rest of the memory moves as fast as the part that has moved. It
+    is not shown while nothing moves, for example when the driver saves a process in one piece.
     """
     text = words.duration(seconds)
     if seen.whole:

@@ -133,8 +133,8 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> None:
-    """Adds the processes that no limit covers to the pids of the slices. The daemon lists only processes
-    under a limit there.
+    """Adds the processes that no limit covers to the pids of the slices, because the daemon's reply has only
+    the processes under a limit there.
     """
     for process in processes:
         for use in item.use:

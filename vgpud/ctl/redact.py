@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 _PATTERNS = (
     (re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b", re.IGNORECASE), "MAC"),
-    # Matches IPv4 addresses only where text does not continue with a letter, digit or dot: a version number
-    # has three dots too.
+    # Matches an IPv4 address only if no letter, digit or dot precedes or follows it, because a part of a
+    # version number can look like an address.
     (
         re.compile(
             r"(?<![\w.])(?!127\.)(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\w.])"

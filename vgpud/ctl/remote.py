@@ -27,7 +27,7 @@ TOKEN_FILE = Path("~/.config/vgpud/remote-token")
 
 
 def run(arguments: Namespace, terminal: Terminal) -> int:
-    """Runs a command with a slice of another machine. The exit code is the command's."""
+    """Runs a command with a slice of another machine's GPU. The exit code is the command's."""
     command: list[str] = arguments.command
     if not command:
         hint = "write it after --, as in 'vgpuctl remote run HOST --memory 4GiB -- python train.py'"
@@ -220,7 +220,9 @@ def _record(change: str) -> None:
 
 
 def _account(user: str) -> tuple[int, int, str]:
-    """The uid, gid and name of an account of this host, by name or uid. Raises VgpuError(BAD_REQUEST)."""
+    """The uid, gid and name of an account of this host, by name or uid. Raises VgpuError(BAD_REQUEST) if
+    there is no such account, or if it may open vgpud's sockets.
+    """
     import pwd
 
     try:

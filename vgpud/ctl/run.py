@@ -70,8 +70,8 @@ def become(command: list[str], environment: dict[bytes, bytes], inherited: froze
 
 
 def close_on_exec(descriptor: int) -> None:
-    """Marks a descriptor close-on-exec. It stays open until then: after a failed exec vgpuctl needs it to
-    release the allocation.
+    """Marks a descriptor close-on-exec. The descriptor stays open until exec succeeds: after a failed exec
+    vgpuctl needs it to release the allocation.
     """
     try:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)

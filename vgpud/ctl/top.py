@@ -1,5 +1,5 @@
-"""`vgpuctl top`: devices and tenants, live. It uses plain ANSI sequences on a terminal; -1 prints
-one sample.
+"""`vgpuctl top`: shows devices and tenants live on a terminal, by plain ANSI sequences. Option -1 prints one
+sample.
 """
 
 import os
@@ -69,7 +69,9 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def top(arguments: Namespace, terminal: Terminal) -> int:
-    """The live display if input and output are a terminal; otherwise, with -1 or for a script, one sample."""
+    """Runs the live display if standard input and output are a terminal. Prints one sample otherwise, and
+    with option -1 or an output format for scripts.
+    """
     if arguments.once or not terminal.is_text or not _is_live():
         return once(arguments, terminal)
     with connect(arguments) as client:

@@ -17,8 +17,8 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def watch(arguments: Namespace, terminal: Terminal) -> int:
-    """Prints events until an error or an interrupt. Raises VgpuError if the daemon does not answer at the
-    start.
+    """Prints events until an error or an interrupt. Raises VgpuError, also if the daemon does not answer at
+    the start; if it stops answering later, waits for it.
     """
     with connect(arguments) as client:
         # The watch continues from this revision if the daemon restarts before the first event.
@@ -29,7 +29,9 @@ def watch(arguments: Namespace, terminal: Terminal) -> int:
 
 
 class Follower:
-    """Prints each event once. `revision` is that of the last event printed, at first that of the start."""
+    """Prints each event once. `revision` is the revision of the last event printed; at first, the revision
+    after which the events are wanted.
+    """
 
     def __init__(self, arguments: Namespace, terminal: Terminal, revision: int) -> None:
         self.arguments = arguments
@@ -41,7 +43,9 @@ class Follower:
         self.pause_seconds = FIRST_PAUSE_SECONDS
 
     def follow(self) -> None:
-        """Reads one stream of events to its end. Returns if the stream can be opened again."""
+        """Prints one stream of events to its end. Returns if the stream is to be opened again; raises
+        VgpuError otherwise.
+        """
         try:
             with connect(self.arguments) as client:
                 if self.connections:

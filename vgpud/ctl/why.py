@@ -66,7 +66,7 @@ def _is_preload(held: pb.Allocation) -> bool:
 
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
     """The allocation with this id, or of the process with this pid; the process itself if it is outside of
-    all allocations. Raises VgpuError(NO_SUCH_ALLOCATION) if there is none.
+    all allocations. Raises VgpuError(NO_SUCH_ALLOCATION) if there is neither.
     """
     try:
         return client.get_allocation(subject if subject.isdigit() else allocation_id(client, subject))

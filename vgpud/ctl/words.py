@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def user(uid: int) -> str:
-    """The login name, or the uid if this host has no name for it."""
+    """The login name; the uid if this host has no name for it; "any" for ANYONE."""
     if uid == ANYONE:
         return "any"
     try:
@@ -125,7 +125,7 @@ def standing(text: str) -> str:
 
 
 def stays_by_kind(item: pb.Allocation) -> str:
-    """What an eviction left on the device, by kind."""
+    """The memory that a suspension left on the devices, as text: kind and amount of each part."""
     return ", ".join(f"{one.kind} {memory(one.bytes)}" for one in item.stays)
 
 
@@ -149,7 +149,7 @@ def label(item: pb.Allocation) -> str:
 
 
 def short_uuid(uuid: str) -> str:
-    """The first group of digits of the UUID, which distinguishes the devices of a node."""
+    """The UUID up to its first group of digits, which as a rule distinguishes the devices of a node."""
     prefix, _, rest = uuid.partition("-")
     first = rest.partition("-")[0]
     return f"{prefix}-{first}" if first else uuid
