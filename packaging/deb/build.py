@@ -77,7 +77,7 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
     if done.returncode != 0:
         sys.stderr.write("\n".join(log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]) + "\n")
         return 1
-    # the debug symbols get a folder of their own, so that all *.deb in OUT are for installation
+    # the debug symbols go to a separate folder, so that all *.deb in OUT are for installation
     symbols = out / "debug"
     symbols.mkdir(exist_ok=True)
     for path in out.glob("*-dbgsym_*deb"):

@@ -25,8 +25,8 @@ _SOURCES = {".pyx", ".pxd", ".c", ".h"}
 # the subpackages of Google's API messages that vgpud needs; the others are left out, because each file costs
 # a sync at installation
 _MESSAGES = {"protobuf", "rpc", "_upb"}
-#: the distribution's modules for all of its Python versions, and what to copy: name of the Debian package ->
-#: folder
+#: the folder of the distribution's modules for all of its Python versions, and the modules to link from it:
+#: Debian package -> module's folder
 _DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
 _TAKEN = {"python3-systemd": "systemd"}
 
