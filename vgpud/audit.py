@@ -80,7 +80,9 @@ def asked_by(caller: Caller, door: str = "", container: str = "", claim: str = "
 
 
 def by_itself(reason: str) -> None:
-    """Sets `reason` as the cause of further changes, in place of a caller."""
+    """Sets `reason` as the cause of further changes in this task and in tasks that it starts, in place of a
+    caller.
+    """
     _cause.set(_itself(reason))
 
 
@@ -118,7 +120,9 @@ def of(allocation: Allocation) -> dict[str, object]:
 
 @contextmanager
 def change(name: str, **words: object) -> Iterator[Change]:
-    """Writes an audit line when the block ends: a change that was made, or the VgpuError of the block."""
+    """Writes an audit line when the block ends: a change that was made, or the VgpuError of the block. Writes
+    none if the block sets `made` to False or raises another exception.
+    """
     told, began = Change(words), clock.now()
     outer = _running.set(told)
     try:
@@ -134,7 +138,9 @@ def change(name: str, **words: object) -> Iterator[Change]:
 
 
 def did(sentence: str) -> None:
-    """Adds what a change did to its audit line. Called inside the block of the change, or in a task of it."""
+    """Sets the field `did` in the audit line of the change whose block runs now, in this task or in the task
+    that started it.
+    """
     if (running := _running.get()) is not None:
         running.words |= {"did": sentence}
 

@@ -128,8 +128,8 @@ class Daemon:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NodeKeeper]:
-        """Yields a keeper whose store agrees with the ledger and the node. Raises VgpuError if the start
-        fails.
+        """Recovers the allocations from the ledger, and yields the keeper. Raises VgpuError if the start
+        fails. At the end, stops the arbiter and the MPS daemons if there are no allocations.
         """
         policy = self.load_policy()
         make_folders(self.settings)
@@ -206,8 +206,8 @@ class Daemon:
         return keeper
 
     def _stop_helpers(self) -> None:
-        """Stops the arbiter and the MPS daemons. Called when there are no allocations: no tenant needs them,
-        and a stopped vgpud leaves no process behind.
+        """Stops the arbiter and the MPS daemons. Called when vgpud stops and there are no allocations, so
+        that no tenant needs them.
         """
         names = [unit.name for unit in self.units.list(unit_name(""))]
         for name in (ARBITER_UNIT, *names):
@@ -234,8 +234,9 @@ def make_folders(settings: Settings) -> None:
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
-                # the umask must not restrict these folders: tenants open their leases in them. Users do not
-                # list them: a getdents(2) could hold their locks in the kernel (vgpud/lease/pages.py)
+                # the umask must not restrict these folders: tenants open their leases in them. Mode 711 keeps
+                # users from listing them: getdents(2) could hold the folders' locks in the kernel
+                # (vgpud/lease/pages.py)
                 folder.chmod(mode)
         except OSError as error:
             raise VgpuError(
@@ -396,7 +397,9 @@ async def restore(settings: Settings) -> tuple[str, ...]:
 
 
 def _recorded(rows: Mapping[RowTable, Rows], device_uuid: str) -> list[str]:
-    """What the ledger still records of a device: the settings that differ, and the names of other tables."""
+    """What the ledger still records of a device: the keys of settings that are not restored, and the names of
+    the other tables that have a row of the device.
+    """
     settings = [key for uuid, key, _ in rows[RowTable.ORIGINALS] if uuid == device_uuid]
     others = (RowTable.DRAINS, RowTable.MIG_INSTANCES, RowTable.MIG_LAYOUTS)
     return settings + [table for table in others if any(row[0] == device_uuid for row in rows[table])]
@@ -453,8 +456,8 @@ async def reload_once(keeper: NodeKeeper) -> None:
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     """Starts the watch of Xid events, which change the health of devices. Returns a function that stops the
-    watch. When the watch begins, the inventory is read again, because a device may have become sick since it
-    was read.
+    watch. When the watch begins, the inventory is read again, because a device may have become sick since the
+    last reading.
     """
 
     def arrived(event: DeviceEvent) -> None:
@@ -498,7 +501,8 @@ def main() -> int:
     arguments = parser.parse_args()
     passed: Mapping[str, Untrusted] = {}
     try:
-        # before a wrong setting is refused, and callers are sent away
+        # set before the settings are loaded: even if a setting is wrong, a keeper of this program must hold
+        # the passed sockets
         Untrusted.program = Path(os.environ.get("VGPUD_ARBITER", Untrusted.program))
         passed = passed_sockets(os.environ)
         settings = load_settings()
@@ -516,7 +520,7 @@ def main() -> int:
         gc.disable()  # The garbage collector is off until `serve` has frozen the recovered objects.
         uvloop.run(to_the_end(serve(settings, passed)))
     except VgpuError as error:
-        # while a caller waited, systemd would start vgpud over and over
+        # a caller that still waits would make systemd start vgpud over and over
         send_away(passed.values())
         complain(error)
         return int(error.code.exit_code)

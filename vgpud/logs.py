@@ -2,7 +2,7 @@
 
 Field names in the journal are upper case with the prefix VGPUD_ (systemd silently drops others:
 systemd/python-systemd issue 69). Repeated lines of one user or one event are rate-limited, and the next line
-contains the number of dropped lines. Audit lines of changes that were made are never dropped.
+contains the number of dropped lines. This limit drops no audit line of a change that was made.
 """
 
 import json
@@ -55,7 +55,7 @@ def configure(level: int) -> None:
 
 class Thinned:
     """A rate limit. It drops lines of one kind beyond LINES in SECONDS for one user, and beyond ten times
-    that for all users. Each event is a kind; in the audit trail, each requested change is a kind.
+    that for all users together. Each event is a kind; in the audit trail, each requested change is a kind.
 
     A tenant whose requests are refused in a loop must not flood the journal. Many refusals of one change (for
     example connections to a closed runtime.sock) must not push out lines about other changes.

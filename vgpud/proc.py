@@ -94,7 +94,9 @@ def parse_stat(line: bytes) -> Stat | None:
 
 
 def look(pid: int) -> Stat | None:
-    """The state of a process; None if it does not exist. Raises OSError with a number of SCARCE."""
+    """The state of a process; None if it does not exist or cannot be read. Raises OSError with a number of
+    SCARCE.
+    """
     try:
         return parse_stat(_read_aside(pid, "stat"))
     except OSError as error:
@@ -289,8 +291,8 @@ class Aside:
         return answers[0]
 
     def _wait(self, done: threading.Lock, worker: _Worker) -> bool:
-        """Waits for the answer: up to _LOOKS times and _ANSWER_SECONDS, and until the worker was found
-        waiting in the kernel _LOOKS_HELD times in a row. Returns False if there is no answer.
+        """Waits for the answer. Returns False if there is none after _LOOKS looks or _ANSWER_SECONDS, or once
+        the worker was found waiting in the kernel _LOOKS_HELD times in a row.
         """
         held, end = 0, self._clock() + _ANSWER_SECONDS
         for _ in range(_LOOKS):
@@ -344,7 +346,8 @@ def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lam
 
 def executable(pid: int) -> Path | None:
     """The program of the process, even if an upgrade has removed its file (proc(5) appends " (deleted)").
-    None if the process does not exist or is a kernel thread. Raises OSError with a number of SCARCE.
+    None if the process does not exist, is a kernel thread, or may not be read by vgpud. Raises OSError with a
+    number of SCARCE.
     """
     try:
         return Path(str(aside(pid, Path(f"/proc/{pid}/exe").readlink)).removesuffix(" (deleted)"))
@@ -355,8 +358,8 @@ def executable(pid: int) -> Path | None:
 
 
 def mounts_at(pid: int, place: str) -> list[str]:
-    """The roots, within their file systems, of the mounts at `place` in the process's mount namespace. Of
-    mountinfo only the first MiB is read.
+    """The roots, within their file systems, of the mounts at `place` in the process's mount namespace. Only
+    the first MiB of mountinfo is read. Empty if it cannot be read.
     """
     try:
         with Path(f"/proc/{pid}/mountinfo").open("rb") as file:
@@ -379,8 +382,8 @@ def mount_namespace(pid: int) -> Path | None:
 
 
 def members_of(cgroup: Path) -> list[int]:
-    """The pids in a control group and in the groups below it: the first _MOST_GROUPS, because a user can make
-    any number of groups in one that is delegated to it.
+    """The pids in a control group and in the groups below it. Reads at most _MOST_GROUPS groups, because a
+    user can make any number of groups in one that is delegated to it.
     """
     found: list[int] = []
     groups = deque([cgroup])

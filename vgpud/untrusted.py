@@ -1,11 +1,11 @@
 """Sockets to callers that may pass descriptors (SCM_RIGHTS) which vgpud does not want.
 
-The kernel closes descriptors that wait in a socket within the receiver's own recv(2), close(2) or exit. That
-close can wait for as long as the caller likes: for a socket that lingers (SO_LINGER), or without any end by a
-signal for a file of the caller's own file system (FUSE). From Linux 6.16 the kernel refuses such descriptors.
-On an older kernel, and on connections made before vgpud took a listener from systemd, vgpud receives no
-message that has some, and a keeper (native/arbiter/keeper.h) holds a copy of each socket, so that no close of
-vgpud's is the last one.
+The kernel closes descriptors that wait in a socket during the receiver's own recv(2), close(2) or exit. The
+caller can make that close last as long as it likes: for a socket that lingers (SO_LINGER), and for a file of
+the caller's own file system (FUSE), where not even a signal ends it. From Linux 6.16 vgpud has the kernel
+refuse such descriptors. On an older kernel, and on connections made before vgpud took a listener from
+systemd, vgpud receives no message with descriptors, and a keeper (native/arbiter/keeper.h) holds a copy of
+each socket, so that vgpud's close is not the last one.
 """
 
 import array
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SO_PASSRIGHTS = 83  # value in asm-generic/socket.h, since Linux 6.16; Python's socket module lacks it
 _MESSAGE = struct.Struct("=QQ")  # struct keeper_message: number, user
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
-# sockets that one keeper takes; then another one is started, since sockets that callers keep open add up
+# maximum of sockets given to a keeper; then vgpud starts another, since sockets that callers keep open add up
 _MOST_HELD = 100_000
 _SPARE_DESCRIPTORS = 16
 # wait for a keeper that reads no messages; a killed one may not end: a thread of it may wait in a close
@@ -51,7 +51,7 @@ def refuse_descriptors(listener: socket.socket) -> None:
 
 
 def has_descriptors(connection: socket.socket, size: int) -> bool:
-    """Do descriptors come with the next `size` bytes? The kernel drops only its copies of them."""
+    """Do descriptors come with the next `size` bytes? This look leaves them in the socket."""
     _, _, got, _ = connection.recvmsg(size, 0, socket.MSG_PEEK)
     return bool(got & socket.MSG_CTRUNC)
 
@@ -66,14 +66,14 @@ def _may_pass(connection: socket.socket) -> bool:
 
 def start_helper(words: Sequence[str], stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
     """Starts vgpu-arbiter as a keeper or a receiver (native/arbiter/receiver.h). Raises OSError."""
-    # the session of its own keeps a terminal's signals away
+    # in a separate session, the helper gets no signals of vgpud's terminal
     return subprocess.Popen(
         words, executable=Untrusted.program, stdin=stdin, stdout=stdout, start_new_session=True
     )
 
 
 class _Keeper:
-    """A running keeper. It ends when vgpud has ended, or when all that it holds is closed after `leave`."""
+    """A running keeper process. It ends after vgpud, or when all that it holds is closed after `leave`."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -160,7 +160,7 @@ class Untrusted(socket.socket):
         connection = Untrusted(made.family, made.type, made.proto, fileno=made.detach())
         connection._listens, connection.may_pass = False, _may_pass(connection)
         if connection.may_pass:
-            # an urgent byte is passed over by a look, and dropped by a receive
+            # without this option, a look (MSG_PEEK) skips an urgent byte and a receive drops it
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
             connection._user = _user_of(connection)
             self.keep()
@@ -188,7 +188,7 @@ class Untrusted(socket.socket):
 
     def _looked(self, size: int) -> int:
         """How many of the next `size` bytes can be received. Raises ConnectionAbortedError if descriptors
-        came with them: the kernel drops only its copies of them when vgpud looks.
+        came with them; this look leaves the descriptors in the socket.
         """
         if not self.may_pass:
             return size
