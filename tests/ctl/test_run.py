@@ -196,7 +196,7 @@ def test_an_absent_command_exits_127(ctl: Ctl, daemon: Daemon) -> None:
     ("text", "mode", "why", "hint"),
     [
         ("#!/bin/sh\n", 0o644, "permission denied", "check that it is executable"),
-        ("#!/no/such/interpreter\n", 0o755, "no such file or directory", "its interpreter is missing"),
+        ("#!/no/such/interpreter\n", 0o755, "no such file or directory", "install the interpreter of"),
         ("\x00\x01", 0o755, "exec format error", "built for this machine"),
     ],
 )

@@ -146,7 +146,7 @@ def _printable(value: str, field: str, longest: int) -> str:
 
 def _count(value: int) -> int:
     if value > MAX_COUNT:
-        raise _bad(f"count {value} is more than {MAX_COUNT} devices", "ask for the devices of one node")
+        raise _bad(f"count {value} is more than {MAX_COUNT} devices", f"ask for at most {MAX_COUNT}")
     return value or 1
 
 

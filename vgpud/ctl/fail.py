@@ -126,7 +126,7 @@ def exec_error(name: str, error: OSError) -> CommandFailed:
         missing_interpreter = "/" in name and Path(name).exists()
         if not missing_interpreter:
             return CommandNotFound(ErrorCode.BAD_REQUEST, sentence, "check the name and PATH")
-        return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "its interpreter is missing")
+        return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "install the interpreter of its first line")
     return CommandFailed(
         ErrorCode.BAD_REQUEST, sentence, "check that it is executable, and built for this machine"
     )

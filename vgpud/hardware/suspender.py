@@ -219,7 +219,7 @@ class Suspender:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
                 f"{self._program} does not start: {(error.strerror or str(error)).lower()}",
-                "install package libvgpu again",
+                "install package vgpud again, or set VGPUD_SUSPENDER",
             ) from None
 
 

@@ -221,7 +221,7 @@ def remove_spec(path: Path) -> None:
         raise VgpuError(
             ErrorCode.CDI_FAILED,
             f"the CDI spec {path} cannot be removed: {error.strerror}",
-            "check the folder's rights; a stale spec is worse than none",
+            "check the folder's rights, or remove the file by hand: its devices may be wrong",
         ) from error
 
 

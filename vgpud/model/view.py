@@ -192,6 +192,5 @@ class DrainView:
 
     @property
     def idle(self) -> bool:
-        """True if the driver or the device's MPS daemon can be restarted without ending the work of a tenant.
-        """
+        """True if the driver or the device's MPS daemon can be restarted without ending a tenant's work."""
         return not self.allocation_ids and not self.pids

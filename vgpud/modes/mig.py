@@ -101,8 +101,8 @@ class MigMode(GpuUse):
             await self._originals.drop(device.uuid, ORIGINAL_KEY)
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device.index} takes effect only with a GPU reset, which needs mig.reset "
-                "in the policy and a device without processes",
+                f"MIG mode of device {device.index} takes effect only with a GPU reset, which needs "
+                "mig.reset in the policy and a device without processes",
                 f"set mig.reset = true; or, when it is idle: nvidia-smi -i {device.index} -mig 1, then "
                 f"nvidia-smi --gpu-reset -i {device.index}",
             )

@@ -59,8 +59,7 @@ class CdiWatch:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _begin(self) -> None:
-        """Writes all specs anew and removes orphans, because anything may have changed while no daemon ran.
-        """
+        """Writes all specs anew and removes orphans, because all may have changed while vgpud was down."""
         await self._rewrite()
         await self._tidy()
 

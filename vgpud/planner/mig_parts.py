@@ -50,7 +50,7 @@ def split(geometry: MigGeometry, words: Sequence[str]) -> tuple[tuple[str, ...],
             raise VgpuError(
                 ErrorCode.IMPOSSIBLE,
                 f"a {bare_name(profile.name)} has no compute instance of {named[0]} slices",
-                f"it has {profile.slice_count}",
+                f"it has {profile.slice_count} compute slices: ask for fewer",
             )
         if part.slice_count == profile.slice_count:
             plain += [_word(profile, entry.start)] * entry.times

@@ -184,7 +184,7 @@ def _check_size(part: Slice, there: Device) -> None:
     if part.memory_bytes > there.memory_usable_bytes:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"{shown_bytes(part.memory_bytes)} never fit on device {there.index}, which has "
+            f"{shown_bytes(part.memory_bytes)} do not fit on device {there.index}, even idle: it has "
             f"{shown_bytes(there.memory_usable_bytes)}",
             _OTHER,
         )

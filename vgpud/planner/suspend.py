@@ -81,7 +81,7 @@ def unevictable(allocation: Allocation, found: Evictable) -> VgpuError:
     """The error for a suspension that libvgpu cannot make by eviction."""
     return VgpuError(
         ErrorCode.SUSPEND_FAILED,
-        f"allocation {allocation.id} is not suspended: {found.why_not}",
+        f"allocation {allocation.id} cannot be suspended by eviction: {found.why_not}",
         "use 'vgpuctl suspend --deep', by which the driver saves what libvgpu cannot evict",
     )
 
@@ -158,7 +158,7 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory, ordered_bytes: in
     if host.limit_bytes is not None and held + wanted_bytes > host.limit_bytes:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"its {shown_bytes(wanted_bytes)} of device memory exceed the host memory for suspended tenants: "
+            f"{shown_bytes(wanted_bytes)} of device memory exceed the host memory for suspended tenants: "
             f"{shown_bytes(held)} of {shown_bytes(host.limit_bytes)} are taken",
             "release an allocation that takes host memory, or raise pool.host_memory in the policy",
         )

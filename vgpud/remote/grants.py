@@ -124,8 +124,7 @@ def group_of_tenants() -> int | None:
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
-    """Parses the file's text into one object for each grant. Raises ValueError, RecursionError and TypeError.
-    """
+    """Parses the file's text into one object for each grant. Raises ValueError, RecursionError, TypeError."""
     rows = json.loads(text)
     if not isinstance(rows, list):
         raise TypeError("it is not a list")

@@ -66,8 +66,7 @@ class Calls:
         return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
     def stop(self) -> None:
-        """Ends the watches, which otherwise last as long as their callers read them, and refuses new calls.
-        """
+        """Refuses new calls, and ends the watches, which would last as long as their callers read them."""
         self._stopping.set()
 
     # --- calls with one request and one reply

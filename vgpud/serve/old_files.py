@@ -1,5 +1,4 @@
-"""Takes over the state of the servers for Kubernetes from the JSON files in which earlier versions kept it.
-"""
+"""Takes over the state of the servers for Kubernetes from the JSON files of earlier versions."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping

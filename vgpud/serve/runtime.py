@@ -205,7 +205,8 @@ class RuntimeDoor:
             return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # after a bug in vgpud the runtime must still get a reply
             log.exception(LogEvent.BUG_IN_RUNTIME_DOOR)
-            bug = VgpuError(ErrorCode.BUG, f"vgpud failed with {type(error).__name__}", "see its log")
+            sentence = f"a bug in vgpud raised {type(error).__name__}"
+            bug = VgpuError(ErrorCode.BUG, sentence, "report this with the journal of vgpud")
             return Status.REFUSED, _told(bug)
 
     async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:

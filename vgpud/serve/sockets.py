@@ -177,7 +177,9 @@ def _listen(folder: Path, path: Path, mode: int, gid: int, takes_descriptors: bo
     except OSError as error:
         made.close()
         raise VgpuError(
-            ErrorCode.BAD_SETTING, f"cannot listen on {path}: {error.strerror}", "run vgpud as root"
+            ErrorCode.BAD_SETTING,
+            f"cannot listen on {path}: {error.strerror}",
+            "check the rights and free space of the run folder (VGPUD_RUN_DIR), or run vgpud as root",
         ) from None
     return made
 

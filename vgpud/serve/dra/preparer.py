@@ -172,8 +172,7 @@ class Preparer:
             self._tells = bool((kept.get("status") or {}).get("devices"))
 
     async def _renew(self, claim: Prepared) -> None:
-        """Makes the spec of the claim's monitors current, for example after the driver's files have changed.
-        """
+        """Renews the spec of the claim's monitors, for example after a change of the driver's files."""
         async with self._lock(claim.uid):
             try:
                 if self._claims.get(claim.uid) is not None:
