@@ -1,7 +1,10 @@
-"""The prolog's reading of what a job asked for; it needs no Slurm."""
+"""The prolog's reading of what a job asked for, and its files; it needs no Slurm."""
 
+import os
 import re
+import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +35,19 @@ def test_the_example_of_gres_conf_offers_every_resource_that_the_scripts_read() 
     for line in ("GresTypes=(.*)", "NodeName=.* Gres=(.*)"):
         (listed,) = re.findall(line, example)
         assert {one.partition(":")[0] for one in listed.split(",")} == names
+
+
+@pytest.mark.parametrize(("code", "kind"), [(0, "env"), (34, "refused")])
+def test_a_jobs_user_can_read_and_not_write_the_files_of_the_prolog(
+    tmp_path: Path, code: int, kind: str
+) -> None:
+    """An attack: the epilog releases, as root, the allocation that the file names."""
+    for name, line in [("squeue", "echo gres/vgpu_memory=4"), ("vgpuctl", f"exit {code}")]:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    named = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "65534", "VGPUD_SLURM_DIR": str(tmp_path / "jobs")}
+    words = {**os.environ, **named, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([str(SCRIPTS / "prolog")], env=words, check=True)
+    [file] = (tmp_path / "jobs").iterdir()
+    found = file.stat()
+    assert (file.name, found.st_uid, stat.S_IMODE(found.st_mode)) == (f"7.{kind}", os.geteuid(), 0o644)
