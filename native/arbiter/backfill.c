@@ -148,8 +148,25 @@ static bool too_far_ahead(const struct sched_entity *entity, const struct sched_
     return !fair_is_hard(entity) && !within_share(entity) && ahead >= AHEAD_ROUNDS * entity->device->round_ns;
 }
 
+/*
+ * Does the tenant have a `hard` share of a device for which no other tenant competes, besides others? On that device its
+ * tokens pay for its time, not for the part of it that its kernels get on the shared one. So its share would be used up
+ * by kernels that wait for each other.
+ */
+static bool loses_by_sharing(const struct sched_tenant *tenant)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        const struct sched_entity *entity = tenant->entities[d];
+        if (((tenant->held | tenant->wanted) >> d & 1) != 0 && fair_is_hard(entity) && entity->device->active < 2)
+            return true;
+    }
+    return false;
+}
+
 static bool lets(const struct sched_entity *holder, const struct sched_entity *guest, uint64_t now)
 {
+    if (loses_by_sharing(holder->tenant) || loses_by_sharing(guest->tenant))
+        return false;
     if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
         return false;
     return (is_light(holder, now) || is_light(guest, now)) && !too_far_ahead(guest, holder);
@@ -188,18 +205,20 @@ static bool affords(const struct sched_tenant *tenant)
     return earns || (backfills ? !empty : run_queue_must_wait(tenant) == 0);
 }
 
+/* A gang needs a holder on one of its devices only: on a free one it is in the way of no tenant. */
 static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
 {
+    bool beside = false;
     if (tenant->held != 0 || tenant->wanted == 0 || tenant->changed || !all_cut(tenant) || !affords(tenant))
         return false;
     EACH_WANTED(tenant, d) {
         const struct sched_entity *mine = tenant->entities[d];
         const struct sched_entity *holder = holder_of(mine->device);
-        if (!mine->device->managed || !mine->device->cut || holder == NULL || holder->tenant->free_running ||
-            !lets(holder, mine, now))
+        if (!mine->device->cut || (holder != NULL && (holder->tenant->free_running || !lets(holder, mine, now))))
             return false;
+        beside |= mine->device->managed && holder != NULL;
     }
-    return true;
+    return beside;
 }
 
 /*
@@ -223,24 +242,26 @@ static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
 /* May the tenant, after the end of its time slice, backfill the next holder's slice on all of its devices? */
 static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
 {
+    bool beside = false;
     if (!all_cut(tenant) || tenant->changed)
         return false;
     EACH_HELD(tenant, d) {
         const struct sched_entity *mine = tenant->entities[d];
-        const struct sched_entity *next = mine->device->next_entity;
-        if (!mine->device->managed || !mine->device->cut || next == NULL || next == mine || !lets(next, mine, now) ||
-            (fair_is_hard(mine) && mine->tokens_ns <= 0))
+        const struct sched_entity *next = mine->device->managed ? mine->device->next_entity : NULL;
+        bool is_free = next == NULL || next == mine;
+        if (!mine->device->cut || (!is_free && !lets(next, mine, now)) || (fair_is_hard(mine) && mine->tokens_ns <= 0))
             return false;
+        beside |= !is_free;
     }
-    return true;
+    return beside;
 }
 
 /* Limits how far a backfilling tenant is ahead in virtual time, if the holder could not use the time. */
 static void forgive(struct sched_entity *guest, uint64_t now)
 {
     const struct sched_entity *holder = holder_of(guest->device);
-    double most = holder->vtime_ns + guest->device->round_ns;
-    if (!is_pressed(holder, now) && guest->vtime_ns > most)
+    double most = holder != NULL ? holder->vtime_ns + guest->device->round_ns : guest->vtime_ns;
+    if (guest->vtime_ns > most && !is_pressed(holder, now))
         guest->vtime_ns = most;
 }
 

@@ -153,6 +153,20 @@ def test_a_job_on_several_devices_and_a_tenant_on_one_of_them_get_their_shares(j
     assert got[0] > share - 2 and got[1] > 100 - share - 1, got
 
 
+@pytest.mark.parametrize("share", [25, 50, 75])
+@pytest.mark.parametrize("policy", ["hard", "lent"])
+@pytest.mark.parametrize("program", ["pauses", "launches slowly"])
+def test_a_job_that_waits_for_its_host_and_a_tenant_on_one_of_its_devices_get_their_shares(
+    program: str, policy: str, share: int
+) -> None:
+    """The job's other device is free. With equal `lent` shares, both get what tenants of one device get."""
+    programs = (PROGRAMS[program], ENDLESS_WORK)
+    got = percents([f"{policy}:{share}/2", f"{policy}:{100 - share}"], programs)
+    assert got[0] > share - 2 and got[1] > 100 - share - 1, got
+    if policy == "lent" and share == 50:
+        assert got == pytest.approx(percents(["lent:50", "lent:50"], programs), abs=2)
+
+
 def test_jobs_on_several_devices_get_their_shares_beside_each_other() -> None:
     """The tenant without a share is entitled to 10 percent of the first device and to 60 of the last two, and
     can use 10 of each.
