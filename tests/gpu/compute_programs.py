@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.demo.scenes import torch_python
-from tests.gpu.compute_h200 import Node, Tenant, Work, compute_counters, made
-from tests.gpu.compute_ranks import gpu_uuids
+from tests.gpu.compute_h200 import Node, Tenant, Work, compute_counters, gpu_uuids, made, means
 from vgpud.lease import DeviceLimits, SharePolicy, update_limits
 
 Line = dict[str, Any]
@@ -55,10 +54,13 @@ class Program:
         said: Line = json.loads(text)
         return said
 
-    def say(self, begin: int, end: int) -> None:
+    def say(self, begin: int, end: int, words: str = "") -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{begin} {end}\n")
+        self.process.stdin.write(f"{begin} {end} {words}\n")
         self.process.stdin.flush()
+
+    def used_ns(self) -> int:
+        return compute_counters(self.lease)["used_ns"] if self.lease is not None else 0
 
     def share(self, policy: SharePolicy, percent: float, priority: int = 0) -> None:
         assert self.lease is not None
@@ -116,17 +118,24 @@ def start(
     return program
 
 
-def window(programs: Sequence[Program], seconds: float) -> list[Line]:
-    """Returns each program's rate in a window of this length, after a window that lets the clocks settle."""
+def window(
+    programs: Sequence[Program], seconds: float, settle_s: float = SETTLE_S, words: str = ""
+) -> list[Line]:
+    """Returns each program's rate in a window of this length, after a window that lets the clocks settle.
+    `charged` is the percentage of the time that the arbiter charged.
+    """
     begin = time.monotonic_ns() + 50_000_000
-    middle = begin + int(SETTLE_S * 1e9)
+    middle = begin + int(settle_s * 1e9)
     for program in programs:
-        program.say(begin, middle)
-        program.say(middle, middle + int(seconds * 1e9))
-    lines = []
+        program.say(begin, middle, words)
+        program.say(middle, middle + int(seconds * 1e9), words)
     for program in programs:
         program.line()
-        lines.append(program.line())
+    began, before = time.monotonic(), [program.used_ns() for program in programs]
+    lines = [program.line() for program in programs]
+    spent = time.monotonic() - began
+    for program, line, used in zip(programs, lines, before, strict=True):
+        line["charged"] = round((program.used_ns() - used) / 1e7 / spent, 2)
     return lines
 
 
@@ -152,10 +161,8 @@ class Bench:
             self.mps = {}
 
     def figure(self, case: str, kinds: Sequence[str], lines: Sequence[Line], **more: Any) -> Line:
-        got = [
-            round(100 * line["per_second"] / self.solo[kind]["per_second"], 2)
-            for kind, line in zip(kinds, lines, strict=True)
-        ]
+        of_kinds = list(zip(kinds, lines, strict=True))
+        got = [round(100 * line["per_second"] / self.solo[kind]["per_second"], 2) for kind, line in of_kinds]
         out = {
             "case": case,
             "programs": list(kinds),
@@ -164,9 +171,17 @@ class Bench:
             "total": round(sum(got), 2),
             "p50_ms": [round(line["p50_ms"], 2) for line in lines],
             "p99_ms": [round(line["p99_ms"], 2) for line in lines],
+            "charged": [line["charged"] for line in lines],
+            "windows": {f"{s} s": [self.extremes(k, v, s) for k, v in of_kinds] for s in (1, 3)},
         }
         print(json.dumps(out), flush=True)
         return out
+
+    def extremes(self, kind: str, line: Line, seconds: int) -> list[float]:
+        """The least and the greatest percentage in the line's windows of so many seconds."""
+        rates = means(line["each_second"], seconds)
+        solo = self.solo[kind]["per_second"]
+        return [round(100 * rate / solo, 1) for rate in (min(rates), max(rates))] if rates else []
 
     def alone(self, asked: Sequence[float]) -> list[Line]:
         out = []
@@ -199,8 +214,8 @@ class Bench:
 
 
 def engine(build: Path) -> Line:
-    """The result of vgpu-engine-probe for CUDA's first device."""
-    uuid = gpu_uuids()[0]
+    """The result of vgpu-engine-probe for the bench's device."""
+    uuid = os.environ.get("VGPU_BENCH_UUID") or gpu_uuids()[0]
     probe = [str(build / "bin" / "vgpu-engine-probe"), uuid]
     done = subprocess.run(probe, capture_output=True, text=True, check=True)
     said: Line = json.loads(done.stdout)
@@ -247,14 +262,15 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
-    parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
+    parser.add_argument("--programs", nargs="*", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
     parser.add_argument("--asked", nargs="*", type=float, default=[25, 50], help="alone, percent")
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     figures["engine"] = engine(options.build)
     with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
-        figures["priority"] = priority(node, options.seconds, options.besides, stack)
+        if options.besides:
+            figures["priority"] = priority(node, options.seconds, options.besides, stack)
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)
         figures["solo"] = bench.solo

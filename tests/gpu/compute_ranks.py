@@ -7,6 +7,7 @@ node too.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -15,14 +16,23 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pynvml
-
 from tests.demo.scenes import torch_python
-from tests.gpu.compute_h200 import Line, Node, Tenant, Work, answer, compute_counters, native_rate, run
-from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+from tests.gpu.compute_h200 import (
+    Line,
+    Node,
+    Tenant,
+    Work,
+    answer,
+    compute_counters,
+    gpu_uuids,
+    native_rate,
+    run,
+)
+from tests.gpu.compute_programs import SETTLE_S, Program, window
+from vgpud.lease import DeviceLimits, SharePolicy, read_limits, update_limits, write_lease
 
 HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
 
@@ -42,9 +52,17 @@ class Bench:
         self.node.client.add(name)
         return folder
 
+    def share(self, lease: Path, policy: SharePolicy, share: float) -> None:
+        limits = [
+            replace(device, share_hundredths=int(share * 100), share_policy=policy)
+            for device in read_limits(lease).devices
+        ]
+        update_limits(lease, limits)
+        self.node.client.add(lease.name)
+
     def program(self, lease: Path | None, visible: Sequence[str], *command: str) -> "subprocess.Popen[str]":
         env = {**self.node.environment(lease), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def pair(
         self, job: str, leases: Sequence[Path], devices: Sequence[str], think_us: int
@@ -175,9 +193,10 @@ def ways(bench: Bench) -> Line:
     return out
 
 
+# Takes lines `BEGIN END WAY`, as tests.gpu.programs does. The clock of the first rank ends both ranks
 _NCCL = """
 import json, os, sys, time, torch, torch.distributed as dist
-rank, port, seconds, graphs = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "graphs"
+rank, port = int(sys.argv[1]), sys.argv[2]
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NCCL_NVLS_ENABLE="0")
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", rank=rank, world_size=2)
@@ -188,68 +207,131 @@ def work():
     dist.all_reduce(x)
 work()
 torch.cuda.synchronize()
-if graphs:
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, capture_error_mode="thread_local"):
-        work()
-    work = captured.replay
-dist.barrier()
-steps, longest, began = 0, 0.0, time.monotonic()
-while go.item() > 0:
-    before = time.monotonic()
+captured = torch.cuda.CUDAGraph()
+with torch.cuda.graph(captured, capture_error_mode="thread_local"):
     work()
-    go.fill_(1.0 if before - began < seconds else 0.0)
-    dist.broadcast(go, 0)
-    torch.cuda.synchronize()
-    longest, steps = max(longest, time.monotonic() - before), steps + 1
-seconds = time.monotonic() - began
+ways = {"eager": work, "graphs": captured.replay}
 loaded = "/libvgpu.so" in open("/proc/self/maps").read()
-line = {"state": "nccl", "steps": steps, "seconds": seconds, "longest_ms": longest * 1e3, "libvgpu": loaded}
-print(json.dumps(line))
+print(json.dumps({"state": "ready", "libvgpu": loaded}), flush=True)
+for line in sys.stdin:
+    begin, end, way = line.split()
+    time.sleep(max(0.0, int(begin) / 1e9 - time.monotonic()))
+    go.fill_(1.0)
+    steps, longest, began = 0, 0.0, time.monotonic()
+    while go.item() > 0:
+        before = time.monotonic()
+        ways[way]()
+        go.fill_(1.0 if before < int(end) / 1e9 else 0.0)
+        dist.broadcast(go, 0)
+        torch.cuda.synchronize()
+        longest, steps = max(longest, time.monotonic() - before), steps + 1
+    rate = steps / (time.monotonic() - began)
+    print(json.dumps({"per_second": rate, "longest_ms": longest * 1e3}), flush=True)
 """
+SINGLE = "kernels:1000"  # endless work on the first device
 
 
-def nccl(bench: Bench) -> Line:
-    """Two jobs of two NCCL ranks each on the same two GPUs, native and as tenants.
+class Jobs:
+    """Jobs of two NCCL ranks each on the same two GPUs, and a program on the first GPU: each of them native
+    and as a tenant.
+    """
 
-    A step is a matrix product and an all-reduce, eager or in a CUDA graph.
+    def __init__(self, bench: Bench, stack: ExitStack) -> None:
+        self.bench, self.stack, self.ports = bench, stack, itertools.count(29600)
+        self.solo: dict[str, float] = {}
+        self.native = [self.job(None), self.job(None)]
+        self.tenants = [self.job(bench.lease(f"job{i}", CONSERVING, 50, bench.uuids[:2])) for i in range(2)]
+        words = sys.executable, "-m", "tests.gpu.programs", SINGLE
+        self.single_native = [self.program(None, bench.uuids[0], *words)]
+        lease = bench.lease("single", CONSERVING, 50, bench.uuids[:1])
+        self.single = [self.program(lease, bench.uuids[0], *words)]
+        for programs in (*self.native, *self.tenants, self.single_native, self.single):
+            for program in programs:
+                if program.line()["libvgpu"] != (program.lease is not None):
+                    raise RuntimeError(f"libvgpu is where it should not be: {program}")
+
+    def program(self, lease: Path | None, uuid: str, *command: str) -> Program:
+        process = self.bench.program(lease, (uuid,), *command)
+        program = Program(self.bench.node, command[-1], lease, process)
+        self.stack.callback(program.end)
+        return program
+
+    def job(self, lease: Path | None) -> list[Program]:
+        port = str(next(self.ports))
+        words = str(torch_python()), "-c", _NCCL
+        uuids = self.bench.uuids[:2]
+        return [self.program(lease, uuid, *words, str(rank), port) for rank, uuid in enumerate(uuids)]
+
+    def measure(
+        self,
+        way: str,
+        case: str,
+        jobs: Sequence[Sequence[Program]],
+        policy: SharePolicy = NONE,
+        share: float = 50,
+    ) -> Line:
+        """Steps a second of each job, and their percentage of the first rate of such a job alone."""
+        firsts = [job[0] for job in jobs]
+        leases = [program.lease for program in firsts if program.lease is not None]
+        for lease in leases:
+            self.bench.share(lease, policy, share)
+        # beside others, the verdict on a tenant's gaps holds for 4 s
+        settle_s = 1.0 if len(jobs) == 1 else SETTLE_S
+        before = [compute_counters(lease) for lease in leases]
+        programs = [program for job in jobs for program in job]
+        said = window(programs, self.bench.seconds, settle_s, way)
+        lines = [line for p, line in zip(programs, said, strict=True) if any(p is first for first in firsts)]
+        # processes of SINGLE have unequal kernels, because each measures at its start what 1 ms is
+        kinds = [way if p.kind != SINGLE else "tenant" if p.lease is not None else "native" for p in firsts]
+        if len(jobs) == 1:
+            self.solo.setdefault(kinds[0], lines[0]["per_second"])
+        percents = [100 * line["per_second"] / self.solo[k] for k, line in zip(kinds, lines, strict=True)]
+        figure = {
+            "case": case,
+            "way": way,
+            "asked": share,
+            "per_second": [round(line["per_second"], 1) for line in lines],
+            "percent": [round(percent, 2) for percent in percents],
+            "charged": [line["charged"] for line in lines],
+            "longest_ms": round(max(line.get("longest_ms", 0) for line in lines), 1),
+            "counters": [
+                {key: value - was[key] for key, value in compute_counters(lease).items()}
+                for lease, was in zip(leases, before, strict=True)
+            ],
+        }
+        print("nccl", json.dumps(figure), flush=True)
+        return figure
+
+
+def nccl(bench: Bench) -> Line | list[Line]:
+    """NCCL jobs alone, beside each other and beside a program on one of their GPUs, native and as tenants.
+
+    A step is a matrix product and an all-reduce, eager or in a CUDA graph, and a broadcast.
     """
     if len(bench.uuids) < 2:
         return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")
     if torch_python() is None:
         return skipped("nccl", "PyTorch is not installed")
-    return {
-        name: nccl_jobs(bench, name, policy, way, jobs)
-        for way in ("eager", "graphs")
-        for policy in (None, HARD, CONSERVING)
-        for jobs in (1, 2)
-        for name in [f"nccl-{way}-{policy.name if policy is not None else 'native'}-{jobs}"]
-    }
+    with ExitStack() as stack:
+        jobs = Jobs(bench, stack)
+        one, two = jobs.tenants
+        out = [jobs.measure("", "native", [jobs.single_native]), jobs.measure("", "alone", [jobs.single])]
+        for way in ("eager", "graphs"):
+            out.append(jobs.measure(way, "native", jobs.native[:1]))
+            out.append(jobs.measure(way, "native, two jobs", jobs.native))
+            beside = [jobs.native[0], jobs.single_native]
+            out.append(jobs.measure(way, "native, beside the program", beside))
+            for share in (10.0, 25.0, 50.0):
+                out.append(jobs.measure(way, "hard", [one], HARD, share))
+            out.append(jobs.measure(way, "work-conserving", [one], CONSERVING))
+            for policy in (HARD, CONSERVING):
+                name = policy.name.lower()
+                out.append(jobs.measure(way, f"{name}, two jobs", [one, two], policy))
+                out.append(jobs.measure(way, f"{name}, beside the program", [one, jobs.single], policy))
+    return out
 
 
-def nccl_jobs(bench: Bench, name: str, policy: SharePolicy | None, way: str, jobs: int) -> Line:
-    uuids = bench.uuids[:2]
-    leases = (
-        [bench.lease(f"{name}-{i}", policy, 50, uuids) for i in range(jobs)] if policy is not None else []
-    )
-    began = [
-        bench.program(lease, (uuid,), *program, str(rank), str(29600 + job), str(bench.seconds), way)
-        for job, lease in enumerate(leases or [None] * jobs)
-        for program in [(str(torch_python()), "-c", _NCCL)]
-        for rank, uuid in enumerate(uuids)
-    ]
-    said = [answer(process) for process in began]
-    figure = {
-        "steps_per_second": [round(line["steps"] / line["seconds"], 1) for line in said[::2]],
-        "longest_ms": round(max(line["longest_ms"] for line in said), 1),
-        "armed": all(line["libvgpu"] for line in said),
-        "counters": [compute_counters(lease) for lease in leases],
-    }
-    print(name, json.dumps(figure), flush=True)
-    return figure
-
-
-SECTIONS: dict[str, Callable[[Bench], Line]] = {
+SECTIONS: dict[str, Callable[[Bench], Line | list[Line]]] = {
     "ranks": ranks,
     "apart": apart,
     "host-flag": host_flag,
@@ -257,12 +339,6 @@ SECTIONS: dict[str, Callable[[Bench], Line]] = {
     "ways": ways,
     "nccl": nccl,
 }
-
-
-def gpu_uuids() -> tuple[str, ...]:
-    pynvml.nvmlInit()
-    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    return tuple(pynvml.nvmlDeviceGetUUID(handle) for handle in handles)
 
 
 def main() -> int:

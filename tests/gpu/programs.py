@@ -1,8 +1,8 @@
 """Ordinary programs: `python -m tests.gpu.programs KIND`, driven by lines on standard input.
 
 It prints `{"state": "ready", "libvgpu": bool}` when it is set up. For each line `BEGIN END` (ns of
-CLOCK_MONOTONIC) it works from BEGIN to END and prints `{"per_second", "p50_ms", "p99_ms"}` of its steps; it
-ends with its input.
+CLOCK_MONOTONIC) it works from BEGIN to END and prints `{"per_second", "p50_ms", "p99_ms", "each_second"}` of
+its steps; it ends with its input.
 
     decoder     a 12 GiB decoder's weights, one CUDA graph a token, the host reads each token
     batches     the same with batches of 1, 8 or 32 that come at random, after 1 ms on average
@@ -15,7 +15,9 @@ ends with its input.
 
 from __future__ import annotations
 
+import bisect
 import ctypes as c
+import itertools
 import json
 import random
 import sys
@@ -214,21 +216,35 @@ def made(kind: str) -> tuple[Step, Step]:
     return KINDS[kind](), torch.cuda.synchronize
 
 
-def work(step: Step, settle: Step, begin: int, end: int) -> dict[str, float]:
+def each_second(marks: list[int]) -> list[float]:
+    """Steps in each whole second from the first mark on; the others are the ends of steps, in nanoseconds. A
+    step that lasts from one second into the next counts in both by its time.
+    """
+
+    def steps(at: int) -> float:
+        after = bisect.bisect_right(marks, at, hi=len(marks) - 1)
+        begin, end = marks[after - 1], marks[after]
+        return after - 1 + (at - begin) / max(1, end - begin)
+
+    whole = range(marks[0], marks[-1] + 1, 1_000_000_000)
+    return [round(steps(b) - steps(a), 3) for a, b in itertools.pairwise(whole)]
+
+
+def work(step: Step, settle: Step, begin: int, end: int) -> dict[str, Any]:
     """Steps per second, and their times. An unfinished step at the end counts by its time."""
     time.sleep(max(0.0, (begin - time.monotonic_ns()) / 1e9))
-    started = now = time.monotonic_ns()
+    marks = [time.monotonic_ns()]
     took: list[float] = []
-    while now < end:
-        before = now
+    while marks[-1] < end:
         seconds = step()
-        now = time.monotonic_ns()
-        took.append((now - before) / 1e6 if seconds is None else 1e3 * seconds)
+        marks.append(time.monotonic_ns())
+        took.append((marks[-1] - marks[-2]) / 1e6 if seconds is None else 1e3 * seconds)
     settle()
-    rate = len(took) / ((time.monotonic_ns() - started) / 1e9)
+    rate = len(took) / ((time.monotonic_ns() - marks[0]) / 1e9)
     took.sort()
     p99 = took[min(len(took) - 1, len(took) * 99 // 100)]
-    return {"per_second": rate, "p50_ms": took[len(took) // 2], "p99_ms": p99}
+    p50 = took[len(took) // 2]
+    return {"per_second": rate, "p50_ms": p50, "p99_ms": p99, "each_second": each_second(marks)}
 
 
 def main() -> None:
@@ -239,8 +255,8 @@ def main() -> None:
     loaded = "/libvgpu.so" in Path("/proc/self/maps").read_text()
     print(json.dumps({"state": "ready", "libvgpu": loaded}), flush=True)
     for line in sys.stdin:
-        begin, end = map(int, line.split())
-        print(json.dumps(work(step, settle, begin, end)), flush=True)
+        begin, end, *_ = line.split()
+        print(json.dumps(work(step, settle, int(begin), int(end))), flush=True)
 
 
 if __name__ == "__main__":
