@@ -69,7 +69,10 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
     }
 }
 
-/* The sum of `sums`, in one total, because each request computes it. */
+/*
+ * Returns the total of the claimed and the settled bytes of all slots, as `sums` does, but in one number: each request
+ * computes it.
+ */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
     uint32_t high = vgpu_account_slots(usage);

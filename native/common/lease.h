@@ -213,7 +213,7 @@ struct vgpu_slot {
     /* `calls`, `looks`, `busy` and `quiet` are brought up to date when the arbiter sends LOOK. */
     /* number of launches (by weight: launch.c), copies, synchronisations and allocations */
     uint64_t calls;
-    uint32_t looks; /* number of times that the process has written these words */
+    uint32_t looks; /* number of times that the process has brought `calls`, `busy` and `quiet` up to date */
     uint32_t busy;  /* 1: the process's work on the devices has not finished */
     /*
      * 1: the lease is suspended, and the process has no work on the device. libvgpu then calls the driver only to move
@@ -346,7 +346,7 @@ enum vgpu_message_kind {
  * two sides may be in different time namespaces.
  */
 enum vgpu_turn_flags {
-    VGPU_TURN_FREE = 1,   /* no other tenant is present: launch without pacing until revoked */
+    VGPU_TURN_FREE = 1,   /* the devices need no time slices: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as no work is left */
     VGPU_TURN_MORE = 4,   /* flag of DONE: further launches wait at the gate */
     VGPU_TURN_GATED = 32, /* flag of WANT: this process has no channels in the table, so its gate enforces its slices */
@@ -380,17 +380,17 @@ struct vgpu_message {
     };
 };
 
-/*
- * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
- * large and was truncated. head.owner: 1 if the file has so many locks that the arbiter no longer checks them.
- * head.turn.flags: enum vgpu_list_flags; with REFUSED, head.turn.number is the status and head.turn.length_ns the errno
- * of the refused call.
- */
 enum vgpu_list_flags {
     /* the driver refused to preempt or resume the lease's work, so the gate enforces its slices */
     VGPU_LIST_REFUSED = 1,
     VGPU_LIST_PAUSED = 2, /* the lease is paused, and all of its processes are off its devices */
 };
+/*
+ * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too
+ * large and was truncated. head.owner: 1 if the file has so many locks that the arbiter no longer checks them.
+ * head.turn.flags: enum vgpu_list_flags; with VGPU_LIST_REFUSED, head.turn.number is the status and head.turn.length_ns
+ * the errno of the refused call.
+ */
 struct vgpu_process_list {
     struct vgpu_message head; /* kind is VGPU_MSG_PROCESSES, value the number of pids */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -158,8 +158,8 @@ static bool no_process_locks(int fd, uint32_t slot)
 }
 
 /*
- * Is the slot registered and its process dead, so that the arbiter will clear it? A living process loses its lock if it
- * closes all its files, so its pid is checked too.
+ * Is the slot registered and its process dead or dying, so that the arbiter will clear it? A living process loses its
+ * lock if it closes all its files, so its pid is checked too.
  */
 static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
 {

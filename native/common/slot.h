@@ -43,8 +43,9 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool re
 bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own);
 
 /*
- * Serialises the first contexts of a lease's processes while the size of a context is not known. Waits a bounded time;
- * returns false if it did not get the lock. The kernel releases the lock when the process ends, as for slots.
+ * Serialises the first contexts of a lease's processes while the size of a context is not known. Waits 2 s at most;
+ * returns false if it did not get the lock in that time. The kernel releases the lock when the process ends, as for
+ * slots.
  */
 bool vgpu_slot_lock_contexts(int fd);
 void vgpu_slot_unlock_contexts(int fd);
