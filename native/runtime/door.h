@@ -50,8 +50,9 @@ struct vgpu_door_call {
 };
 
 /*
- * Makes a request. Returns the status, or -1 with errno if vgpud did not reply. *reply is allocated and ends with a
- * zero byte. A body above VGPU_DOOR_BODY_MAX is refused (VGPU_DOOR_REFUSED) without vgpud.
+ * Makes a request. Returns the status, or -1 with errno if vgpud did not reply or memory is short. If it returns a
+ * status, *reply is allocated, and ends with a zero byte. A body above VGPU_DOOR_BODY_MAX is refused
+ * (VGPU_DOOR_REFUSED) without vgpud.
  */
 int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *reply_length);
 

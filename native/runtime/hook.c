@@ -141,7 +141,10 @@ static int end_container(const struct hook *hook, const char *state)
 
 /* --- container */
 
-/* Returns the text of the container's config.json, and writes the path of its bundle to `bundle`. */
+/*
+ * Returns the text of the container's config.json, and writes the path of its bundle to `bundle`. Returns NULL if the
+ * file cannot be found or read.
+ */
 static char *config_of(const char *state, char bundle[PATH_MAX / 2])
 {
     char path[PATH_MAX];

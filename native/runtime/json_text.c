@@ -23,7 +23,10 @@ static const char *past_string(const char *at)
     return at + 1;
 }
 
-/* Returns the position after a value. Only brackets and strings are parsed. */
+/*
+ * Returns the position after a value; NULL if the value has no end or is nested too deep. Only brackets and strings are
+ * parsed.
+ */
 static const char *past_value(const char *at)
 {
     int depth = 0;
@@ -105,7 +108,10 @@ static long hex4(const char *at)
     return strtol(digits, NULL, 16);
 }
 
-/* Returns the code point after "\u", including the second half of a surrogate pair, and moves `at` behind it. */
+/*
+ * Returns the code point after "\u", including the second half of a surrogate pair, and moves `at` behind it. Returns
+ * -1 for any other text.
+ */
 static long code_point(const char **at)
 {
     long high = hex4(*at);

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 #define VGPU_RUN_DIR "/run/vgpud"
-#define VGPU_PATIENCE_S 10.0 /* maximum wait for vgpud; a vgpud that is being restarted is back within this time */
+#define VGPU_PATIENCE_S 10.0 /* maximum wait for vgpud, long enough for a usual restart of vgpud */
 #define VGPU_ANSWER_S 60
 
 struct vgpu_log {

@@ -180,7 +180,10 @@ static bool is_driver(const char *name)
     return strstr(name, ".so") != NULL && (strncmp(name, "libcuda", 7) == 0 || strncmp(name, "libnv", 5) == 0);
 }
 
-/* Mounts the file that is mounted over `name` in the folder `from` over the same name in `to`, read-only. */
+/*
+ * Mounts the file that is mounted over `name` in the folder `from` over the same name in `to`. The new mount is
+ * read-only if the old one is.
+ */
 static int show(int from, int to, const char *name)
 {
     int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
