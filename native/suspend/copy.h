@@ -11,9 +11,9 @@
 #include <cuda.h>
 
 /*
- * Chooses the devices of the copies. Returns CUDA_ERROR_NOT_SUPPORTED if they do not reach each other, or this program
- * may not copy the process's descriptors; CUDA_ERROR_INVALID_VALUE if other devices were chosen before; or the driver's
- * error.
+ * Chooses the devices of the copies. Returns CUDA_ERROR_NOT_SUPPORTED if they do not reach each other, the driver lacks
+ * a function for the copies, or this program may not copy the process's descriptors; CUDA_ERROR_INVALID_VALUE if other
+ * devices were chosen before; or the driver's error.
  */
 CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to);
 

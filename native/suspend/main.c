@@ -6,8 +6,8 @@
  * TICKS is the start time of the process (identity.h): an order for a process that has ended does nothing, whatever
  * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
  * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and the reason.
- * The program ends with its input, after the order under way. The lock file makes a second instance wait meanwhile, so
- * that no order of an earlier instance is under way when an instance starts after a crash. */
+ * The program ends with its input, after the order under way. The lock file makes a second instance wait for
+ * the end of the first, so that no order of an earlier instance is under way when an instance starts after a crash. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
