@@ -4,9 +4,9 @@
  * vgpu-pair --file PATH --rank R [--device N] [--seconds S] [--think-us T] [--work N]: PATH is a page in /dev/shm that
  * both ranks (0 and 1) map. In each step, a rank's kernel writes there that it runs, and ends when the other rank's
  * kernel has written so too. T is the host's work between two steps. N is the number of kernels of 1 ms each that a
- * step runs before that, as a product before a sum over all ranks. With --host-ms M there is only one rank: each kernel
- * waits for a word that the host sets M ms after the launch. A kernel gives up after 20 s. The output is one JSON
- * object: the number of steps, and the longest step.
+ * step runs before that, as a rank of a real job computes before a collective operation. With --host-ms M there is only
+ * one rank: each kernel waits for a word that the host sets M ms after the launch. A kernel gives up after 20 s. The
+ * output is one JSON object: the number of steps, and the longest step.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
