@@ -56,7 +56,10 @@ static struct {
     uint64_t doubt_at;
     uint64_t doubt_ns;
     bool guarded; /* the rescue thread exists */
-    /* for the rescue thread: when the process was found off its devices without an arbiter, or refused; 0: it is not */
+    /*
+     * for the rescue thread: when the process was found off its devices without an arbiter, or after the engine cut had
+     * ended for it; 0: it is not in this state
+     */
     uint64_t alone_at;
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 

@@ -33,8 +33,8 @@ void vgpu_cut_work(void);
 bool vgpu_cut_idle(void);
 
 /*
- * Checks for idleness. Sets *wait_ns to the time until the next check, or -1. Returns true if the process has just
- * become idle.
+ * Checks for idleness. Sets *wait_ns to the time until the next check; -1 if no check is needed. Returns true if the
+ * process has just become idle.
  */
 bool vgpu_cut_look(int64_t *wait_ns);
 
@@ -42,8 +42,8 @@ bool vgpu_cut_look(int64_t *wait_ns);
  * Starts the rescue: it enables the process's channels if they have been disabled for half a second without an arbiter,
  * or after the engine cut has ended for the process. The rescue has a thread that calls no function of libcuda, because
  * every other thread, also the link's, may wait inside one until the process is on the device. With `starts` the thread
- * is started if there is none; while the system cannot start one, each call of this function does the thread's work.
- * Only the link's thread may call this.
+ * is started if there is none; while there is none, each call of this function does the thread's work. Only the link's
+ * thread may call this.
  */
 void vgpu_cut_guard(bool starts);
 

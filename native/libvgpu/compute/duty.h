@@ -1,7 +1,7 @@
 /*
  * duty.h: the duty cycle by which a process limits itself to its share while there is no arbiter. Periods begin at the
- * same times for all processes of the node. A process may launch in the first part of a period, so several processes of
- * one tenant use the same part.
+ * same times for all processes of the node that share a time namespace. A process may launch in the first part of a
+ * period, so several processes of one tenant use the same part.
  */
 #ifndef VGPU_DUTY_H
 #define VGPU_DUTY_H

@@ -589,7 +589,10 @@ static int64_t cut_tick(void)
     return 0;
 }
 
-/* Does all work that is due: answers LOOK, ends a slice, drains, checks for idleness, or follows the duty cycle. */
+/*
+ * Does all work that is due: answers LOOK, ends a slice, drains, checks for idleness, or follows the duty cycle.
+ * Returns the nanoseconds until the next call; -1 if none is due before a message comes.
+ */
 static int64_t do_due(void)
 {
     uint64_t now = now_ns();

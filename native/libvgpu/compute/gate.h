@@ -3,12 +3,12 @@
  * sends GRANT with a length. At its end the process stops launching, waits until none of its work is left on the
  * device, and sends DONE. Without an arbiter the process follows its own duty cycle (duty.h).
  *
- * A launch of a process without a limit costs one relaxed load and a branch. Within a time slice it also costs an atomic
- * addition, and a second load and branch. The gate and the count of work in flight (in_flight.h) set the word `allow`,
- * which is 0 while the gate is closed.
+ * A launch of a process without a limit costs one relaxed load and a branch. Within a time slice it also costs an
+ * atomic addition, and a second load and branch. The gate and the count of work in flight (in_flight.h) set the word
+ * `allow`, which is 0 while the gate is closed.
  *
- * Any thread may launch. vgpu_gate_look waits without a time limit if the arbiter grants no time slice. It holds no
- * lock meanwhile, and is no cancellation point.
+ * Any thread may launch. vgpu_gate_look waits, without a time limit, until the arbiter grants a time slice, or without
+ * an arbiter until the duty cycle allows one. It holds no lock meanwhile, and is no cancellation point.
  */
 #ifndef VGPU_GATE_H
 #define VGPU_GATE_H

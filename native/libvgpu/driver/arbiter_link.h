@@ -36,10 +36,10 @@ struct vgpu_link_listener {
     __attribute__((section("vgpu_link_listener"))) static const struct vgpu_link_listener *const name##_listed = &name
 
 /*
- * Registers `slot` at <folder>/arbiter.sock, and waits at most VGPU_LINK_WAIT_MS for an answer. Starts the thread that
- * registers again whenever an arbiter comes back. Returns 0; -ESHUTDOWN if the lease is closed; -EIO if its limits
- * cannot be mapped; -EAGAIN if no thread could be started, without which no launch would be admitted. An absent, slow
- * or faulty arbiter is no error, because the limits stay in force.
+ * Registers `slot` at <folder>/arbiter.sock; to connect, send and receive, it waits at most VGPU_LINK_WAIT_MS each.
+ * Starts the thread that registers again whenever an arbiter comes back. Returns 0; -ESHUTDOWN if the lease is closed;
+ * -EIO if its limits cannot be mapped; -EAGAIN if no thread could be started, without which no launch would be
+ * admitted. An absent, slow or faulty arbiter is no error, because the limits stay in force.
  */
 #define VGPU_LINK_WAIT_MS 200
 int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);

@@ -36,13 +36,13 @@ void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
  */
 void vgpu_channels_sample(bool unfinished, uint32_t ms);
 
-/* Returns whether the arbiter has disabled this process's channels on a device. */
+/* Returns whether the arbiter has disabled this process's channels on a device, or may have. */
 bool vgpu_channels_off(void);
 
 /*
- * Called after the arbiter has ended: enables this process's own channels on the devices where the arbiter had disabled
- * them. `uuids` are the lease's devices. Returns false if the driver refused a call; the function can then be called
- * again.
+ * Called if the arbiter has ended, or the engine cut has ended for this process: enables this process's own channels on
+ * the devices where the arbiter had disabled them. `uuids` are the lease's devices. Returns false if the driver refused
+ * a call; the function can then be called again.
  */
 bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count);
 

@@ -1,6 +1,6 @@
 /*
  * functions.h: finds NVIDIA's functions at run time, in the library that the process has loaded. libvgpu links to
- * neither libcuda nor NVML and does not load them into processes that do not use them.
+ * neither libcuda nor NVML. It does not load libcuda; it loads NVML only in a limited process that uses CUDA.
  *
  * Any thread may call these functions, at any time after libvgpu is loaded. A function that was found stays valid,
  * because libvgpu keeps the library loaded.

@@ -1,9 +1,9 @@
 /*
  * dlsym.c: defines dlsym and dlvsym, which return libvgpu's wrappers.
  *
- * A lookup of a name that is not in hooks.def *jumps* to the next dlsym with the caller's return address in place, so
- * RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror work as without libvgpu. That jump cannot be written in C, so the two
- * entry points are a few lines of assembly.
+ * A lookup of a name that libvgpu does not wrap (hooks.toml) *jumps* to the next dlsym with the caller's return address
+ * in place, so RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror work as without libvgpu. That jump cannot be written in C,
+ * so the two entry points are a few lines of assembly.
  *
  * For a wrapped name the next dlsym looks it up first. The result is replaced only if it is NVIDIA's own function (or
  * libvgpu's export of it); a function of the same name in another object is returned unchanged. RTLD_NEXT then means

@@ -330,7 +330,10 @@ CUresult vgpu_graph_instantiated(CUresult result, const CUgraphExec *exec, CUgra
 
 /* --- claims of launches */
 
-/* Returns the claims to remove: those of launches that ended while others relied on their memory, if none relies now. */
+/*
+ * Returns the bytes of the claims to remove: claims of launches that ended while other launches relied on their memory;
+ * 0 if a launch still relies on it.
+ */
 static uint64_t take_kept(int device)
 {
     pthread_mutex_lock(&lock);

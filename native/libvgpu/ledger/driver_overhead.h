@@ -53,7 +53,7 @@ void vgpu_overhead_instead(int device, uint64_t bytes);
 bool vgpu_overhead_leftovers(int device);
 extern uint32_t vgpu_overhead_left; /* devices with leftover bytes, as bits */
 
-/* Returns whether the tenant is within its limit on the device now. */
+/* Returns whether the bytes of the tenant, without claims, are within its limit on the device now. */
 bool vgpu_overhead_within_limit(int device);
 
 /* Counts bytes that are charged, but which NVML does not list for this process (managed memory). */

@@ -16,7 +16,7 @@
  * registers. Returns CUDA_SUCCESS, or an error with which nothing may run: CUDA_ERROR_OPERATING_SYSTEM if the lease
  * cannot be read, is not valid, or libvgpu cannot start its thread; CUDA_ERROR_NO_DEVICE if HAMi's variables set limits
  * and there is no device; CUDA_ERROR_NOT_PERMITTED if the lease is closed; CUDA_ERROR_OUT_OF_MEMORY if it has as many
- * processes as a lease can have. The error is not cached: the next call tries again.
+ * processes as a lease can have, or no slot can be locked. The error is not cached: the next call tries again.
  */
 CUresult vgpu_tenant_enter_first(bool *limited);
 enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };

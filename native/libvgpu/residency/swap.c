@@ -32,7 +32,10 @@ static bool started;
 static uint32_t news;  /* futex word that changes when the lease's request or the gate's state may have changed */
 static uint32_t seen;  /* the value of `news` that the swap thread has seen */
 static uint32_t quiet; /* 1: the gate has drained since the suspension */
-static uint32_t phase; /* enum vgpu_swap_phase; any thread that notices the resume sets DRAINING to HERE */
+/*
+ * enum vgpu_swap_phase; the swap thread or the link's thread, whichever notices the resume first, sets DRAINING to HERE
+ */
+static uint32_t phase;
 
 static void say(enum vgpu_swap_phase now)
 {
