@@ -4,7 +4,7 @@
  * Device memory is host memory that costs nothing until it is touched. It is one reservation of addresses over one
  * sparse file in memory, cut into 2 MiB pages, so that another process can map a piece of the file (ipc.c). A request
  * above 1 MiB gets its own pages; smaller requests of a context share a page that is cut into equal slots (a slab), as
- * in the real driver. Every lookup goes by page number, so it costs the same with one allocation as with a hundred thousand.
+ * in the real driver. Every lookup goes by page number, so its cost does not grow with the number of allocations.
  */
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -15,7 +15,7 @@
 CU_ENDS(cu_block_end, cu_block_ends);
 
 #define ARENA_MOST (UINT64_C(4) << 40)
-/* the least size tried: a limit on address space, or a sanitizer, may leave no more */
+/* least size of the reservation that is tried: with a limit on address space, or a sanitizer, a larger one may fail */
 #define ARENA_LEAST (UINT64_C(64) << 30)
 #define PAGE SIM_PAGE_BYTES
 #define SMALL_MAX (UINT64_C(1) << 20)
@@ -29,7 +29,7 @@ struct slab {
 };
 
 struct page {
-    struct cu_block *block; /* the block, if it is a large one; NULL: a slab */
+    struct cu_block *block; /* the block that owns the page; NULL: small blocks share the page (a slab) */
     struct slab *slab;
 };
 
@@ -152,7 +152,7 @@ void cu_arena_give(CUdeviceptr p, uint64_t bytes)
     } else {
         struct hole *h = malloc(sizeof(*h));
         if (h == NULL)
-            return; /* the addresses are leaked: nothing uses them again */
+            return; /* the addresses are leaked: no later allocation gets them */
         *h = (struct hole){p, bytes, *at};
         *at = h;
     }

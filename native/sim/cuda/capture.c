@@ -7,7 +7,9 @@
 
 static _Thread_local struct CUstream_st t_per_thread; /* capture state of CU_STREAM_PER_THREAD */
 
-/* The stream that holds the capture state of a stream; NULL for the legacy stream, which cannot be captured. */
+/*
+ * Returns the stream object with the capture state of `stream`; NULL for the legacy stream, which cannot be captured.
+ */
 static CUstream state_of(CUstream stream)
 {
     if (stream == NULL || stream == CU_STREAM_LEGACY)
@@ -187,7 +189,10 @@ CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out)
     return result;
 }
 
-/* Refuses a call that a capturing stream cannot record, and invalidates the capture. */
+/*
+ * Refuses a call that a capturing stream cannot record, and invalidates the capture. Returns CUDA_SUCCESS if the stream
+ * is not capturing.
+ */
 CUresult cu_capture_refuse(CUstream stream)
 {
     struct cu_capture *c = cu_capture_find(stream);
@@ -220,7 +225,10 @@ static bool invalidate(CUcontext ctx, bool all)
     return hit;
 }
 
-/* Invalidates the captures of all blocking streams, because a use of the legacy stream waits for every one of them. */
+/*
+ * Invalidates the captures of all blocking streams of the context, because a use of the legacy stream waits for every
+ * one of them.
+ */
 CUresult cu_capture_implicit(CUcontext ctx)
 {
     return invalidate(ctx, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;

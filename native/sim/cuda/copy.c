@@ -1,6 +1,6 @@
 /*
  * Checks and performs copies. Device memory is host memory of this process. A copy that a card would refuse is refused
- * before any byte is copied.
+ * before any byte is copied; a copy of several rows is checked row by row.
  */
 #include "internal.h"
 

@@ -111,13 +111,11 @@ CUresult cu_check_exec(CUgraphExec exec); /* succeeds if exec is a live instanti
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 
-/*
- * Functions of user_object.c. The caller holds cu_lock. Objects whose last reference was dropped are in the list that
- * take returns.
- */
+/* Functions of user_object.c. The caller holds cu_lock, except for cu_objects_run. */
 void cu_object_drop(CUuserObject object, unsigned int count);
 void cu_object_keep(CUuserObject object, unsigned int count);
-void cu_objects_run(void); /* runs the destructors that are due; the caller does not hold cu_lock */
+/* runs the destructors of objects whose last reference was dropped; the caller does not hold cu_lock */
+void cu_objects_run(void);
 
 /* Functions of capture.c: the capture of streams. */
 struct cu_capture {

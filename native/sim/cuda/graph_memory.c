@@ -1,7 +1,7 @@
 /* Graph nodes that allocate and free memory. */
 #include "graph.h"
 
-/* Marks the graphs that contain this graph, because they contain its memory too. */
+/* Marks this graph and the graphs that contain it, because they contain its memory too. */
 static void mark(CUgraph graph)
 {
     for (; graph != NULL; graph = graph->parent == NULL ? NULL : graph->parent->graph)

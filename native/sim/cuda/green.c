@@ -1,6 +1,8 @@
-/* Green contexts. One is a set of SMs and a second name of the device's primary context: whatever is made
- * while it is current belongs to the primary context, and its streams know that they are its own. It costs what
- * the profile says; kernels take as long in it as elsewhere (docs/simulator.md). */
+/*
+ * Green contexts. A green context is a set of SMs and a second name of the device's primary context: an object that is
+ * made while it is current belongs to the primary context, and a stream also records its green context. A green context
+ * takes the memory that the profile says; kernels take as long in it as elsewhere (docs/simulator.md).
+ */
 #include "green.h"
 
 /* list of live green contexts; ended ones are never freed, because streams and threads may refer to them */

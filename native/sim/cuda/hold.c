@@ -1,13 +1,19 @@
-/* Kernels that wait: those of a module whose PTX says `// vgpu-sim-waits` end when a word of host memory is large
- * enough, as a collective's kernel waits for those of its peers. Their first three parameters are, in 64 bits
- * each: the word's address, the value that it must have, and where the kernel writes this value when it
- * begins. Nothing runs in the background, so each is brought up to date by the calls of its own process. */
+/*
+ * Kernels that wait: those of a module whose PTX says `// vgpu-sim-waits` end when a word of host memory is large
+ * enough, as a kernel of a collective operation waits for those of its peers. Their first three parameters are, in 64
+ * bits each: the word's address, the least value that ends the kernel, and the address where the kernel writes this
+ * value when it begins. No thread runs in the background, so the calls of a kernel's process bring its state up to
+ * date.
+ */
 #include <time.h>
 
 #include "internal.h"
 
 enum { HOLDS = 64, LOOK_AGAIN_NS = 50000 };
-/* after this time a kernel ends by itself; in larger sums a double does not represent single nanoseconds */
+/*
+ * after this time a waiting kernel ends by itself; a double does not represent single nanoseconds in much larger sums
+ * of time
+ */
 #define LONGEST_NS 4e12
 
 struct hold {

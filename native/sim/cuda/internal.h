@@ -308,7 +308,8 @@ void cu_pending_add(CUcontext ctx, CUevent event);
 CUresult cu_event_record(CUevent event, CUstream stream);
 CUresult cu_event_wait(CUevent event, CUstream stream);
 CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstream *out);
-CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* returns ctx, or the green context's name for it */
+/* returns ctx; for a stream of a green context, that green context's own CUcontext */
+CUcontext cu_stream_view(CUstream stream, CUcontext ctx);
 CUresult cu_context_record(CUcontext view, CUevent event);
 CUresult cu_context_wait(CUcontext view, CUevent event);
 CUresult cu_check_event(CUevent event); /* succeeds if the event is live and its context too */
@@ -320,7 +321,7 @@ struct cu_capture *cu_capture_find(CUstream stream); /* the capture that the str
 CUresult cu_capture_refuse(CUstream stream);         /* refuses a call that no capture can record */
 CUresult cu_capture_implicit(CUcontext ctx);         /* called when a thread uses the legacy stream */
 CUresult cu_capture_whole(CUcontext ctx);            /* called when a thread waits for the whole context */
-void cu_capture_green(CUgreenCtx green);             /* ends a green context's captures */
+void cu_capture_green(CUgreenCtx green);             /* invalidates the captures of a green context's streams */
 CUresult cu_capture_unsafe(void);                    /* called in a function that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);

@@ -1,6 +1,7 @@
-/* Memory of another process, by a handle of 64 bytes: which process, and where in the file behind its addresses
- * (arena.c). It is opened through /proc, so both must be of one user and one pid namespace. It stays charged to
- * the process that allocated it, and to it alone.
+/*
+ * Memory of another process, by a handle of 64 bytes: which process, and where in the file behind its addresses
+ * (arena.c). The memory is opened through /proc, so both processes must be of one user and one pid namespace. It stays
+ * charged to the process that allocated it, and to that process alone.
  */
 #include <fcntl.h>
 #include <sys/stat.h>

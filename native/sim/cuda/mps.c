@@ -33,7 +33,7 @@ static int open_control(void)
     return fd;
 }
 
-/* Reads one line without its newline. Returns false if the daemon closed the connection. */
+/* Reads one line without its newline. Returns false if the daemon closed the connection, or the read fails. */
 static bool read_line(int fd, char *line, size_t size)
 {
     size_t n = 0;
@@ -95,7 +95,10 @@ static void apply_limits(char *text)
     }
 }
 
-/* `fixed`: the process is in a static partition, in which percentages have no effect (MPS guide). */
+/*
+ * Applies the limits that the environment names. `fixed`: the process is in a static partition, in which percentages
+ * have no effect (MPS guide).
+ */
 static void apply_environment(bool fixed)
 {
     char text[1024];

@@ -76,7 +76,10 @@ void cu_cannot_suspend(int change)
     __atomic_store_n(&cu.proc->cannot_suspend, cu.shared_memories > 0, __ATOMIC_RELEASE);
 }
 
-/* `cuda-checkpoint --launch-job` makes the file, and all processes of a job inherit it. */
+/*
+ * Is this process in a job of `cuda-checkpoint --launch-job`? The tool makes a file, whose name all processes of the
+ * job inherit.
+ */
 static bool in_checkpoint_job(void)
 {
     const char *file = getenv("CUDA_CHECKPOINT_JOB_FILE");

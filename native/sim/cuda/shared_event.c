@@ -12,7 +12,7 @@ bool cu_shared_alive(const struct sim_shared_event *e)
     return atomic_load(&e->used) && sim_start_ticks(e->owner_pid, NULL) == e->owner_ticks;
 }
 
-/* Returns a free entry, or the entry of a dead process. The caller holds sim_lock. */
+/* Returns a free entry, or the entry of a dead process; NULL if there is none. The caller holds sim_lock. */
 static struct sim_shared_event *claim(void)
 {
     for (uint32_t i = 0; i < SIM_MAX_SHARED_EVENTS; i++) {

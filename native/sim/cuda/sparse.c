@@ -26,7 +26,10 @@ static void end_at(struct part *part, off_t end)
         part->bytes = (uint64_t)end - part->offset;
 }
 
-/* Returns the hole that begins at p; if none begins there, all memory with the same file. The caller holds cu_lock. */
+/*
+ * Returns the hole that begins at p; if none begins there, the memory from p on that is in the same file. The caller
+ * holds cu_lock.
+ */
 static struct part hole_at(const void *p, size_t size)
 {
     struct part part = {.file = -1, .bytes = size};

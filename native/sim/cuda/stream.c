@@ -67,7 +67,10 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     return CUDA_SUCCESS;
 }
 
-/* Raises a position. Threads share contexts and may share streams, so that a position never decreases. */
+/*
+ * Raises a position, and never lowers it: threads share contexts and may share streams, and another thread may have
+ * raised it further.
+ */
 static void raise_position(_Atomic double *at, double position)
 {
     double now = atomic_load_explicit(at, memory_order_relaxed);
@@ -200,8 +203,8 @@ static bool resolve(CUevent e)
 }
 
 /*
- * Stores the times of pending events whose work is done. The engine remembers only its latest rates, so that this runs
- * at the next record or synchronisation.
+ * Stores the times of pending events whose work is done. The engine remembers only its latest rates, so this function
+ * is called at the next record or synchronisation.
  */
 void cu_pending_resolve(CUcontext ctx)
 {

@@ -138,7 +138,10 @@ static void take_all(void)
         cu.device_count = 1;
 }
 
-/* Chooses from the offered devices those that the process's own list names, in the list's order. */
+/*
+ * Chooses from the offered devices those that the process's own list names, in the list's order, up to the first word
+ * that names no offered device.
+ */
 static void choose(const struct cu_device *offered, int count, const char *list)
 {
     char text[2048];

@@ -23,8 +23,8 @@ __attribute__((format(printf, 2, 3))) static void say(struct reply *r, const cha
 }
 
 /*
- * The users that may give a command: all users, or the daemon's own user and root. A command that names a server is
- * checked for its rights only if that server exists.
+ * The users that may give a command: all users, or the daemon's own user and root. For a command that names a server,
+ * the user's right is checked only if that server exists.
  */
 enum right { ANY_USER, OWNER, OWNER_OF_SERVER };
 

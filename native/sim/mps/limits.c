@@ -60,7 +60,7 @@ void limits_print_memory(const struct limits *l, const char *device, char *out, 
     }
 }
 
-/* Returns the UUID of the card with that index or UUID prefix; an instance's name is returned as it is. */
+/* Returns the UUID of the card with that index or UUID prefix, or NULL; an instance's name is returned as it is. */
 static const char *uuid_of(const struct sim_state *s, const char *word)
 {
     unsigned long long index;

@@ -12,7 +12,7 @@
 
 /*
  * Handles point into process-local tables with one entry for each possible device and instance. A handle therefore
- * stays valid for ever, and an invented handle is recognised by its address.
+ * stays valid as long as the process lives, and an invented handle is recognised by its address.
  */
 struct nvmlDevice_st {
     uint32_t device;

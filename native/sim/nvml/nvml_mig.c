@@ -139,7 +139,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, 
     return NVML_SUCCESS;
 }
 
-/* Version 1 has no buffer size, so that the caller's buffer must have an entry for each placement of the profile. */
+/* Version 1 has no buffer size, so the caller's buffer must have an entry for each placement of the profile. */
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profile_id,
                                                         nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {

@@ -17,7 +17,7 @@ static void append(struct sim_queue *q, struct sim_segment segment)
     __atomic_store_n(&q->segment_count, q->segment_count + 1, __ATOMIC_RELEASE);
 }
 
-/* Returns the time at which the queue passed `done`, if it has run since then as the segment says. */
+/* Returns the time at which the queue's position is `done`, if the queue runs as the segment says. */
 static uint64_t resumes_at(const struct sim_segment *g, double done)
 {
     double work = done - g->done, periods = 0;

@@ -159,7 +159,8 @@ void sim_engine_unlock(struct sim_device *d)
 
 void sim_rm_lock(struct sim_device *d)
 {
-    robust_lock(&d->rm_lock); /* a call that was killed has changed everything or nothing */
+    /* a call that was killed may have changed only some of its channels; no structure needs repair */
+    robust_lock(&d->rm_lock);
 }
 
 void sim_rm_unlock(struct sim_device *d)

@@ -310,8 +310,11 @@ bool sim_proc_holds(const struct sim_proc *p);
  */
 bool sim_use_take(struct sim_state *s, struct sim_use *u, enum sim_kind kind, uint64_t bytes);
 
-/* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
- * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
+/*
+ * Functions of checkpoint.c, which lock a process, take it off its devices, and bring it back. Results are CUresult
+ * values. The process's state changes by one store, so a caller that is killed half-way leaves the old or the new
+ * state.
+ */
 int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* most_ms 0: no time limit */
 int sim_checkpoint_save(struct sim_state *s, uint32_t pid);
 int sim_checkpoint_unlock(struct sim_state *s, uint32_t pid);
@@ -424,7 +427,7 @@ void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci)
  * Function of fault.c: returns the result that a fault gives to a call of `function`, after the fault's delay; 0: none.
  */
 int sim_fault_check(struct sim_state *s, const char *function, int device);
-/* returns true if a fault makes the function missing from the driver */
+/* returns true if a fault of all devices makes the function missing from the driver */
 bool sim_fault_missing(struct sim_state *s, const char *function);
 static inline int sim_fault(struct sim_state *s, const char *function, int device)
 {

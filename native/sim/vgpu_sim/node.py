@@ -85,7 +85,7 @@ class Node:
         inode.
 
         `driver` is a driver branch. If it is empty, the branch is that of VGPU_SIM_DRIVER or else of the
-        profile.
+        profile. Raises NodeError, ProfileError, and UnicodeDecodeError (profile.load).
         """
         branch = driver or os.environ.get("VGPU_SIM_DRIVER", "")
         loaded = profiles.with_driver(profiles.load(name, list(self.tree.profiles)), branch)
@@ -97,7 +97,7 @@ class Node:
     def driver_root(self) -> Path:
         """Completes the host root to that of a host with the driver, for tools that take a driver root: the
         libraries under their versioned names, the links to them, the programs, and the device nodes if the
-        caller may make them. Returns the root.
+        caller may make them. Returns the root. Raises NodeError if the node's state cannot be read.
         """
         found = self.dump()
         folder = self.host_root / f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -125,7 +125,7 @@ class Node:
 
     def dump(self) -> dict[str, Any]:
         """Returns devices, instances, processes and faults as `vgpu-simctl dump` prints them, in bytes and
-        nanoseconds.
+        nanoseconds. Raises NodeError.
         """
         state: dict[str, Any] = json.loads(self.control("dump"))
         return state

@@ -87,7 +87,10 @@ CUresult PTSZ(cuStreamEndCapture)(CUstream stream, CUgraph *graph)
     return result;
 }
 
-/* A query does not count as use of the stream: on the legacy stream only a use gives IMPLICIT. */
+/*
+ * A query does not count as use of the stream. (Only a use of the legacy stream gives
+ * CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.)
+ */
 CUresult PTSZ(cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                          const CUgraphNode **before, const CUgraphEdgeData **data, size_t *count)
 {
