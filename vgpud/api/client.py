@@ -129,7 +129,7 @@ class Client:
         from vgpud.api.status import from_rpc_error
 
         stream = self._stub(socket).Watch(pb.WatchRequest(after_revision=after_revision))
-        stream.initial_metadata()  # returns when the daemon has subscribed this client
+        stream.initial_metadata()  # waits until the daemon has subscribed this client
 
         def events() -> Iterator[pb.Event]:
             try:

@@ -23,8 +23,8 @@ def usable_socket(named: Path | None, door: Door) -> Path:
 def choose_socket(door: Door) -> Path:
     """Chooses the socket for a call that needs `door`.
 
-    VGPUD_SOCKET is used if it is set. Otherwise it is the most privileged socket in VGPUD_RUN_DIR
-    (/run/vgpud) that this process may open; if `door` is not READ, it is never ro.sock.
+    VGPUD_SOCKET is used if it is set. Otherwise it is a socket in VGPUD_RUN_DIR (/run/vgpud): admin.sock for
+    root; for other users vgpud.sock, or ro.sock if `door` is READ and the process may not open vgpud.sock.
     """
     named = os.environ.get("VGPUD_SOCKET")
     if named:

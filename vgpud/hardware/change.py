@@ -86,8 +86,8 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
 def create_gpu_instance(
     target: Target, profile_id: int, placement: Placement, whole: bool = True
 ) -> GpuInstance:
-    """Creates a GPU instance. If `whole`, it also creates one compute instance over all of it; if that fails,
-    the GPU instance is destroyed again.
+    """Creates a GPU instance. If `whole`, also creates one compute instance over all of it. If NVML refuses
+    that, or the reading of the new instance, the GPU instance is destroyed again.
 
     Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
     """

@@ -27,7 +27,7 @@ class FatalEvents:
         self._driver = driver
         self._lock = threading.Lock()
         self._sentences: dict[str, str] = {}
-        self._asked: frozenset[str] = frozenset()  # UUIDs of those for which NVML asked for a repair
+        self._asked: frozenset[str] = frozenset()  # devices for which NVML asked for a repair
         self._read()
 
     def get(self, uuid: str) -> str:

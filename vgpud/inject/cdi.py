@@ -88,7 +88,7 @@ def monitor_text(
     for key, entries in (("mounts", [_mount(mount) for mount in driver.mounts]), ("hooks", hooks)):
         if entries:
             common[key] = entries
-    void = ["NVIDIA_VISIBLE_DEVICES=void"]  # NVIDIA's own container runtime adds no devices then
+    void = ["NVIDIA_VISIBLE_DEVICES=void"]  # tells NVIDIA's own container runtime to add no devices
     named = [
         {"name": name, "containerEdits": {"env": void, "deviceNodes": _nodes(nodes)}}
         for name, nodes in devices.items()

@@ -201,7 +201,7 @@ def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[st
 
 
 def _holds(config: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
-    """Does the container already have the CDI device of an allocation? The variable alone proves nothing,
+    """Does the container already have the CDI device of an allocation? VGPU_ALLOCATION alone proves nothing,
     because it may come from the image. An image cannot add device nodes or mount an allocation's lease.
     """
     held = variables.get(_HELD)

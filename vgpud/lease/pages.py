@@ -327,6 +327,7 @@ def close_lease(folder: Path) -> None:
 
 async def remove_lease(root: Path, allocation: str) -> None:
     """Removes the lease folder. Tenants that have its files mapped keep their closed limits. Idempotent.
+    Raises VgpuError(LEASE_FAILED).
 
     Returns after _REMOVAL_SECONDS at the latest, although a tenant can delay the removal of its `usage`: the
     kernel waits for a write(2) to that file, which waits for its buffer, a page of the tenant's own file

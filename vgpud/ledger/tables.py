@@ -35,7 +35,7 @@ _INSERT = (
     " request, reasons, state, revision, slices, edits, failure, suspended, cause, paused)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# The place of an event counts its user's events from the newest one.
+# `place` numbers the events of each user from the newest one.
 _PRUNE = (
     "DELETE FROM events WHERE revision IN (SELECT revision FROM (SELECT revision, row_number() OVER"
     " (PARTITION BY user ORDER BY revision DESC) AS place FROM events WHERE revision <= ?)"

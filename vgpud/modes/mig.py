@@ -195,8 +195,8 @@ class MigMode(GpuUse):
                 raise
 
     async def unmake(self, device_uuid: str, key: Key) -> bool:
-        """Destroys a GPU instance if vgpud made it or if the policy removes foreign instances. Returns False
-        if not, or if a foreign compute instance in it is to stay.
+        """Destroys a GPU instance. Leaves it and returns False if neither vgpud made it nor the policy
+        removes foreign instances, or if a foreign compute instance in it is to stay.
 
         Raises VgpuError: DEVICE_IN_USE with the processes on the instance.
         """

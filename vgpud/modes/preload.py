@@ -352,7 +352,7 @@ class Preload:
         """Orders the arbiter to keep the tenant off its devices, or to let it run again. Raises VgpuError."""
         folder = self._leases / allocation_id
         update_limits(folder, read_limits(folder).devices, paused=paused)
-        # for a lease that it serves already, `add` makes the arbiter read the limits again
+        # `add` makes the arbiter read the limits of a lease that it serves already
         await self._order(ArbiterClient.add, allocation_id)
 
     def is_pause_ordered(self, allocation_id: str) -> bool:

@@ -331,5 +331,6 @@ def _enable(*folders: Path) -> None:
     """
     for folder in folders:
         known, enabled = ((folder / f"cgroup.{name}").read_text().split() for name in _CONTROLLERS)
-        if "dmem" in known and "dmem" not in enabled:  # vgpud's unit may not write to the root of the tree
+        # an enabled controller is not enabled again: vgpud's unit may not write to the root group
+        if "dmem" in known and "dmem" not in enabled:
             (folder / "cgroup.subtree_control").write_text("+dmem")

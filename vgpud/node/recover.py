@@ -121,7 +121,7 @@ async def carry_out(keeper: NodeKeeper, start: Start, action: Action) -> None:
     """Carries out one action of a start and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            # for these actions, the functions that vgpud calls write the audit line
+            # the functions that carry these actions out write the audit line
             await _act(keeper, start, action)
             return
         book = keeper.book

@@ -76,8 +76,8 @@ def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) 
 
 
 def excess_bytes(watched: Watched, reading: Reading) -> int:
-    """Bytes that the slice holds beyond what libvgpu counts for it; 0 within the tolerance. What libvgpu
-    counts above the ceiling does not help.
+    """Bytes that the slice holds beyond what libvgpu counts for it; 0 within the tolerance. libvgpu's count
+    is taken only up to the slice's ceiling.
     """
     covered = min(reading.counted_bytes, watched.ceiling_bytes)
     beyond = reading.held_bytes - covered

@@ -101,7 +101,7 @@ def find_instance(
     needs_bytes: int = 0,
 ) -> Choice | None:
     """Finds an idle instance, or a place for a new one, of the first profile that has either. If no profile
-    has one, idle instances are moved to make room.
+    has one, and the request names no `start`, idle instances are moved to make room.
 
     `needs_bytes` is memory that should be free in the GPU instance of a compute instance, if possible.
     """

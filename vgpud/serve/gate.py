@@ -22,7 +22,8 @@ MOST_QUEUED = 8
 _QUEUED_SECONDS = 1.0
 _TIME_SHARE = 0.2  # part of the event loop's time that may be spent on the bytes of one user
 _TIME_AT_ONCE_SECONDS = 0.005
-# charged for each frame: at most 4000 frames a second of a user; a call by grpcio or grpc-go has about six
+# time of the event loop charged for each frame, which allows 4000 frames a second for each user; a call by
+# grpcio or grpc-go has about six
 FRAME_SECONDS = 0.00005
 _LOOK_SECONDS = 0.01
 

@@ -363,7 +363,9 @@ def _request(wish: Wish, message: Message, owner: Owner, starter: Lifetime) -> R
 
 
 def _parent(process: Lifetime) -> Lifetime:
-    """The parent of a Podman hook, which is Podman itself. Raises VgpuError(BAD_REQUEST) if it has ended."""
+    """The parent of a Podman hook, which is Podman itself. Raises VgpuError(BAD_REQUEST) if the hook or its
+    parent has ended.
+    """
     stat = read_stat(process.pid)
     parent = read_stat(stat.parent) if stat is not None and stat.parent > 1 else None
     if stat is None or parent is None or stat.start_ticks != process.start_ticks:

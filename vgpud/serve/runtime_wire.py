@@ -83,7 +83,7 @@ async def _head(
         finally:
             if pace is not None:
                 pace.took(clock.now() - began)
-    with answering:  # outside of the turn: the caller decides how long it takes
+    with answering:  # not within the turn: the caller decides how long this receive takes
         await _readable(answering)
         head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
     process = None

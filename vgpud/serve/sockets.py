@@ -56,7 +56,8 @@ def claim(run_dir: Path) -> int:
     """Locks `run_dir` against other daemons, which would take its leases for orphans. Returns the descriptor
     of the lock.
 
-    Raises VgpuError(BAD_SETTING) if another daemon has the lock, or if the folder cannot be created.
+    Raises VgpuError(BAD_SETTING) if another daemon has the lock, or if the folder cannot be created or
+    locked.
     """
     path = private_folder(run_dir) / "lock"
     try:
@@ -212,8 +213,8 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, Untrusted
     none.
 
     Removes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES from `environment`, so that no child uses them. Raises
-    VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or a descriptor that is not a
-    listening Unix stream socket.
+    VgpuError(BAD_SETTING) for a repeated name, a name that is not ro, tenant, admin or runtime, or a
+    descriptor that is not a listening Unix stream socket.
     """
     pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")

@@ -49,7 +49,9 @@ def forget(folders: Iterable[Path]) -> None:
 
 
 def _read(folder: Path) -> str:
-    """The id of the tenant's partition, without the device; empty if it has none."""
+    """The id of the tenant's partition: the part of the recorded name after the device. Empty if no name is
+    recorded.
+    """
     try:
         return (folder / _FILE).read_text().strip().partition("/")[2]
     except OSError:

@@ -23,8 +23,8 @@ _TRIES, _RETRY_SECONDS = 21, 0.1
 
 
 def command(pid: int) -> str:
-    """The command line of a process as `ps` shows it, at most 80 characters; empty if the process has
-    ended.
+    """The command line of a process as `ps` shows it, at most 80 characters; empty if it cannot be read, for
+    example if the process has ended.
     """
     return b" ".join(proc.arguments(pid)).decode(errors="replace").strip()[:80]
 

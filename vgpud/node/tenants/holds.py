@@ -16,7 +16,7 @@ from typing import Self
 from vgpud.hardware.suspender import Session
 from vgpud.pace import Pace
 
-_ARRIVE_SECONDS = 5.0  # maximum wait for a link with the driver held
+_ARRIVE_SECONDS = 5.0  # maximum wait for a link while the session holds the driver
 
 
 class Links:

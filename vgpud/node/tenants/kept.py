@@ -115,7 +115,7 @@ class Kept:
         try:
             if self._suspendable is not None:
                 self._suspendable.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
-        except VgpuError as error:  # for example, the allocation may have been released meanwhile
+        except VgpuError as error:  # for example because the allocation was released meanwhile
             log.debug(LogEvent.KEPT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:

@@ -63,7 +63,7 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
-        # allocations whose last direct move failed: their next move goes by the host. True: it begins at once
+        # allocations whose last direct move failed: their next move goes by the host, and at once if True
         self._by_host: dict[str, bool] = {}
 
     async def move(
