@@ -22,8 +22,8 @@
 #define AGAIN_NS 5000000u
 #define LOAD_NS 10000000u      /* interval between two readings of the tenants' load samples on a shared device */
 #define LOAD_AGAIN_NS 5000000u /* least interval between two readings, because a tenant can cause them */
-#define LOAD_MIN_MS 5u         /* least and most time on the device that a report covers */
-#define LOAD_MAX_MS 10000u
+#define LOAD_MIN_MS 5u         /* least time on the device that a report covers */
+#define LOAD_MAX_MS 10000u     /* most time on the device that a report covers */
 #define NS_PER_MS 1000000u
 /*
  * Number of refused orders in a row after which the engine cut is given up. A channel may be freed between its listing

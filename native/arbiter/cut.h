@@ -6,7 +6,7 @@
  * slice there and either another tenant has work or its own limit is hard. They stay enabled while the tenant backfills
  * another's slice or lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a
  * positive priority stays enabled while its share is not used up, so that its next launch waits only until the other
- * tenants are disabled. A paused tenant's channels are disabled, unless the engine was given up for it.
+ * tenants are disabled. A paused tenant's channels are disabled, unless the engine cut was given up for that tenant.
  *
  * Only the event loop's thread may call these functions. Times are nanoseconds of CLOCK_MONOTONIC.
  */

@@ -44,7 +44,10 @@ static pthread_mutex_t users_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct user *users; /* guarded by users_lock */
 static bool holder_ended;  /* guarded by users_lock */
 
-/* Takes all sockets of the user. If there are none, removes the user and returns NULL. */
+/*
+ * Takes all sockets of the user. If there are none, removes the user and returns NULL. Sets *settled if the holder has
+ * ended: no copy of it is left then.
+ */
 static struct closing *take_all(struct user *user, bool *settled)
 {
     pthread_mutex_lock(&users_lock);
@@ -111,8 +114,8 @@ static bool listens(int fd)
 }
 
 /*
- * Drops the bytes in the queue of a socket that is shut down, so that no more arrive, up to the first message with
- * descriptors. Returns true if there is such a message, or after an error.
+ * Drops the queued bytes of a socket, up to the first message with descriptors. The socket is shut down, so no more
+ * bytes arrive. Returns true if there is such a message, or after an error.
  */
 static bool has_descriptors(int fd)
 {
@@ -147,8 +150,8 @@ static bool has_descriptors(int fd)
 }
 
 /*
- * Closes the socket on a thread. If memory or threads are short, the socket stays open until the next socket of its
- * user is closed, or the keeper ends.
+ * Closes the socket on a thread. If no thread can be started, the socket stays open until the next socket of its user
+ * is closed; without memory, until the keeper ends.
  */
 static void close_later(int fd, uint64_t number)
 {
@@ -202,7 +205,7 @@ static void drop(uint64_t number)
     }
 }
 
-/* Reads one message. Returns false if the holder has closed the line. */
+/* Reads one message. Returns false if the holder has closed the line, or after an error. */
 static bool serve_one(void)
 {
     struct keeper_message message;

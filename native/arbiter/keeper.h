@@ -5,7 +5,8 @@
  * The kernel closes descriptors that wait in a socket when the last copy of that socket is closed, also by an exit.
  * That close can wait for as long as the caller likes: for a socket that lingers, or for a file of the caller's own
  * file system (FUSE), where no signal ends the wait. So the holder's own copy must not be the last one. The keeper
- * holds no lock and no file that another process needs, and closes sockets with descriptors on a thread of their user.
+ * holds no lock and no file that another process needs, and closes sockets with waiting descriptors on extra threads,
+ * one for each user.
  */
 #ifndef ARBITER_KEEPER_H
 #define ARBITER_KEEPER_H
@@ -28,8 +29,8 @@ enum {
 };
 
 /*
- * Serves until the holder has ended, or has closed the line because another keeper holds what it has open. The process
- * ends when the kernel has closed all sockets. Returns the exit status if it cannot serve.
+ * Serves until the holder has ended, or has closed the line because another keeper now holds its sockets. The process
+ * ends when all sockets are closed. Returns an exit status only if poll(2) fails.
  */
 int keeper_run(void);
 

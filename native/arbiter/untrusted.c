@@ -18,7 +18,10 @@
 #define SO_PASSRIGHTS 83 /* value in include/uapi/asm-generic/socket.h since Linux 6.16 */
 #endif
 
-/* Sockets that one keeper takes. Then another one is started, since those that tenants keep from closing add up. */
+/*
+ * Maximum of sockets that one keeper takes in all; then another keeper is started. The sockets whose close a tenant
+ * delays add up in a keeper.
+ */
 #define KEEPER_MAX 100000u
 #define KEEPER_SPARE 16u /* descriptors that a keeper needs for itself */
 /* Wait for a keeper that reads no messages. A killed one may not end: a thread of it may wait in a close. */
@@ -32,7 +35,7 @@ static rlim_t keeper_left;
 
 /* by descriptor */
 static struct entry {
-    bool held; /* or to be held by the next keeper, if there is none */
+    bool held; /* a keeper holds the socket; while there is no keeper: the next one must hold it */
     uint64_t user;
 } *table;
 static size_t table_room;
@@ -105,7 +108,10 @@ static bool is_ready(short events, int milliseconds)
     return poll(&line, 1, milliseconds) > 0;
 }
 
-/* Tells the keeper that it is to hold fd, or without one that it is to drop `number`. */
+/*
+ * Tells the keeper to hold fd as `number`, or if fd is -1, to drop `number`. Returns false if the keeper has ended or
+ * reads no messages.
+ */
 static bool tell(int number, uint64_t user, int fd)
 {
     struct keeper_message message = {.number = (uint64_t)number, .user = user};
@@ -136,7 +142,7 @@ static bool is_held(int fd)
     return keeper >= 0 && (size_t)fd < table_room && table[fd].held;
 }
 
-/* Has the keeper hold a socket of the table. Returns false if it has ended, is full, or reads no messages. */
+/* Has the keeper hold a socket of the table. Returns false if the keeper has ended, is full, or reads no messages. */
 static bool hand_over(int fd)
 {
     if (keeper_left == 0 || !tell(fd, table[fd].user, fd))
@@ -145,7 +151,10 @@ static bool hand_over(int fd)
     return true;
 }
 
-/* Has another keeper hold all that is held. If that fails there is none, and nothing is held. */
+/*
+ * Starts another keeper, which then holds all sockets of the table. If that fails, there is no keeper, and no socket is
+ * held.
+ */
 static void renew(void)
 {
     start_keeper();
@@ -191,7 +200,8 @@ ssize_t untrusted_recv(int fd, void *data, size_t size)
 void untrusted_close(int fd)
 {
     untrusted_renew();
-    untrusted_hold(fd, UINT64_MAX); /* if nothing holds it, such as a listener that accepted no connection */
+    /* if no keeper holds the socket yet: for instance a listener that accepted no connection */
+    untrusted_hold(fd, UINT64_MAX);
     bool held = is_held(fd);
     if (held)
         shutdown(fd, SHUT_RDWR); /* the tenant sees the end, although the keeper has a copy */

@@ -19,10 +19,13 @@ void untrusted_listen(int listen_fd);
  */
 void untrusted_hold(int fd, uint64_t user);
 
-/* If the keeper has ended, has another one hold what it held. Each close does the same. */
+/* If the keeper has ended, starts another one, which then holds the same sockets. untrusted_close does the same. */
 void untrusted_renew(void);
 
-/* As recv with MSG_TRUNC. Fails with EPERM if the message has descriptors, and leaves it in the socket. */
+/*
+ * Receives as recv with MSG_TRUNC. Fails with EPERM if the message has descriptors; the message then stays in the
+ * socket.
+ */
 ssize_t untrusted_recv(int fd, void *data, size_t size);
 
 /*

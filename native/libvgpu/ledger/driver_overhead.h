@@ -59,10 +59,10 @@ bool vgpu_overhead_within_limit(int device);
 /* Counts bytes that are charged, but which NVML does not list for this process (managed memory). */
 void vgpu_overhead_unseen(int device, int64_t bytes);
 
-/* Records a change of this process's figures: a measurement that overlaps a change is repeated. */
 /* lower half: number of frees in progress; upper half: number of changes of charges */
 extern uint64_t vgpu_overhead_moves;
 #define VGPU_OVERHEAD_CHANGE (1ull << 32)
+/* Records a change of this process's charges: a measurement that overlaps a change is repeated. */
 static inline void vgpu_overhead_changed(void)
 {
     __atomic_fetch_add(&vgpu_overhead_moves, VGPU_OVERHEAD_CHANGE, __ATOMIC_SEQ_CST);

@@ -1,5 +1,7 @@
-/* A stand-in for nvidia-cuda-mps-control and -server: the same commands, files, replies and traps, as
- * measured on branches 550 and 580. It shares no GPU; the simulated libcuda asks it for limits. */
+/*
+ * A stand-in for nvidia-cuda-mps-control and -server: the same commands, files, replies and errors, as measured on
+ * branches 550 and 580. It shares no GPU; the simulated libcuda asks it for limits.
+ */
 #ifndef VGPU_SIM_MPS_H
 #define VGPU_SIM_MPS_H
 
@@ -80,9 +82,12 @@ void limits_init(struct limits *l);
 void limits_set_percentage(struct limits *l, const char *text); /* an invalid value changes nothing */
 void limits_set_memory(struct limits *l, const char *device, const char *text);
 void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size);
-/* Writes what clients see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
+/* Writes the devices that clients see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
 void limits_devices(const struct sim_state *s, char *out, size_t size);
-/* Writes "GPU-uuid=BYTES,..." for a client. Ordinals count the devices that the daemon sees. */
+/*
+ * Writes the memory limits of a client as "GPU-uuid=BYTES,...". A limit set by ordinal counts the devices that the
+ * daemon sees.
+ */
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
 
 /* Functions of partitions.c. */
