@@ -35,7 +35,7 @@ struct channels_process {
     uint32_t slot;
     uint32_t off; /* the words `off` and `doubtful` of the process's channel table */
     uint32_t doubtful;
-    /* after the order: the groups whose calls did not fail; if the order disables, also without missing files */
+    /* after the order: the groups whose calls succeeded; if the order enables, also groups whose file was missing */
     struct vgpu_channel_group *groups;
 };
 

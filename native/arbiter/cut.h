@@ -19,7 +19,7 @@
 #include "lease_record.h"
 
 /*
- * Starts the engine. `run_fd` is the run folder. The first word of its file engines/<UUID> names the engine of a
+ * Starts the engine cut. `run_fd` is the run folder. The first word of its file engines/<UUID> names the engine of a
  * device; a device without the file has the gate. `control_device` is a path. `changed` is called when the scheduler
  * must decide again. Returns 0 or -errno; after an error no device has this engine.
  */

@@ -256,9 +256,9 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
 }
 
 /*
- * Returns the virtual time of device time. A gang is on all of its devices for as long as its smallest share among them
- * allows. With a share of its own on each device, it would seem to be behind for good where its share is larger, and
- * its competitors there to be ahead.
+ * Returns the virtual time that device time of the entity counts as. A gang is on all of its devices for as long as its
+ * smallest share among them allows. With a share of its own on each device, it would seem to be behind for good where
+ * its share is larger, and its competitors there to be ahead.
  */
 static double virtual_ns(const struct sched_entity *entity, uint64_t used_ns)
 {

@@ -17,7 +17,7 @@ int looks_open(bool (*look_at_one)(struct lease *lease));
 /* Queues a look at the lease, unless one is queued. */
 void looks_add(struct lease *lease);
 
-/* Removes a lease that is about to be freed. */
+/* Removes from the queue a lease that is about to be freed. */
 void looks_forget(struct lease *lease);
 
 #endif

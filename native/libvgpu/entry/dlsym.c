@@ -118,7 +118,7 @@ struct vgpu_route vgpu_dlsym_route(void *handle, const char *name, const void *c
     if (handle != RTLD_NEXT)
         return replace(id, vgpu_libc_dlsym()(handle, name));
     void *found = vgpu_next_definition(name, caller);
-    if (found == NULL) /* a jump, so that dlerror has the right text */
+    if (found == NULL) /* jumps to dlsym for the same lookup, so that dlerror has the text for this caller */
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlsym()};
     return replace(id, found);
 }

@@ -26,7 +26,7 @@ void vgpu_parked_out(CUstream stream);
  */
 CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void));
 
-/* The chunks that are still parked leave the device again: the process gives up its handles of their blocks. */
+/* Takes the chunks that are still parked off the device again: gives up the process's handles of their blocks. */
 void vgpu_parked_away(void);
 
 /* From now on, requests to copy parked blocks (VGPU_SWAP_COMING) are written to *phase. */

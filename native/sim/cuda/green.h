@@ -24,7 +24,7 @@ struct CUgreenCtx_st {
     CUgreenCtx next;
 };
 
-/* Function of devres.c. sms NULL: all SMs that the device shows. */
+/* Function of devres.c: writes the resource that stands for `sms`; NULL: for all SMs that the device shows. */
 CUresult cu_resource_of(int ordinal, const struct cu_sms *sms, CUdevResource *out, CUdevResourceType type);
 
 #endif

@@ -1,5 +1,7 @@
-/* These files are compiled twice: as they stand, where stream 0 is the legacy default stream, and with
- * SIM_PER_THREAD, where the names end in _ptsz or _ptds and stream 0 is the thread's own. */
+/*
+ * The files of this folder are compiled twice: as they stand, where stream 0 is the legacy default stream, and with
+ * SIM_PER_THREAD, where the names end in _ptsz or _ptds and stream 0 is the thread's own.
+ */
 #ifndef VGPU_SIM_STREAM_API_H
 #define VGPU_SIM_STREAM_API_H
 
