@@ -12,7 +12,10 @@
 
 #include "guard.h"
 
-/* Returns whether a daemon accepts a connection. A full backlog counts too: the daemon is there and slow. */
+/*
+ * Returns whether a daemon accepts a connection. A full backlog counts too: the daemon is there and slow. Sets
+ * *wrong_type if the socket is of another type.
+ */
 static bool connects(const struct sockaddr_un *address, int type, bool *wrong_type)
 {
     int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -25,7 +25,8 @@ enum {
 
 /*
  * The first word of a handle's object, which identifies a live object of the right type. The objects of ended contexts
- * are kept for reuse, so a stale context handle is refused and never refers to freed memory.
+ * are kept for reuse, so a stale context handle never refers to freed memory; it is refused until a new context takes
+ * the object.
  */
 enum cu_magic {
     CU_DEAD = 0,
