@@ -4,7 +4,7 @@
  * by one), it backfills the slices of others, others backfill its slices, and each tenant is charged for its part of
  * the time. So that a tenant beside others gets about its share, one whose part of the time is larger than its share
  * may not backfill while its virtual time is far ahead of the holder's, and under a hard share it may only while it has
- * tokens. Only on devices with the engine cut (sched_device.cut).
+ * tokens. Tenants run beside each other in this way only on devices with the engine cut (sched_device.cut).
  *
  * A tenant itself reports its gaps. A false report gains nothing: the tenant is charged for its time with shared and
  * with exclusive slices.

@@ -1,10 +1,12 @@
 /*
- * lease.h: the shared-memory ABI through which a preload allocation is enforced and metered.
+ * lease.h: the shared-memory ABI by which vgpud, the arbiter and libvgpu limit and meter a preload allocation (one that
+ * libvgpu enforces).
  *
- * A lease is the folder <run>/leases/<allocation>/ with three entries:
+ * A lease is the folder <run>/leases/<allocation>/ with these entries:
  *   limits        written by vgpud only; read-only to the tenant
- *   usage         written by the tenant's processes and the arbiter; hostile input to vgpud and the arbiter
+ *   usage         written by the tenant's processes, the arbiter and vgpud; hostile input to the arbiter and vgpud
  *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
+ *   moved         after a move: written by vgpud (VGPU_MOVED_FILE)
  * If the tenant's uid is not known (a pod), any user may write `usage`. Then only root may enter <allocation>/ (mode
  * 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
  *
