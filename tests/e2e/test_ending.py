@@ -85,5 +85,5 @@ sys.exit(main())
     node.command = (sys.executable, "-c", code)
     node.start()
     eventually(lambda: "runs again" in node.log.read_text(), "the loop is started again")
-    assert "bug_loop_failed" in node.log.read_text()
+    assert "background_loop_failed_by_bug" in node.log.read_text()
     assert node.stop() == 0

@@ -169,4 +169,4 @@ def test_a_change_that_needs_the_room_of_kept_memory_waits_a_bounded_time_for_it
         seconds = clock.run(needs_room(tmp_path, leases, resized))
     limit = seconds_to_move(HELD_GIB * GIB)
     assert limit <= seconds < limit + 1
-    assert "kept_memory_eviction_timeout" in [line["event"] for line in lines]
+    assert "suspended_tenant_memory_eviction_timeout" in [line["event"] for line in lines]

@@ -185,7 +185,7 @@ def test_a_remote_program_that_ends_while_vgpud_is_down_keeps_its_exit_code(remo
     client.stdin.write("exit 3\n")
     assert ended(client) == ""
     assert client.returncode == 3
-    until(lambda: "remote_release_failed" in remote.log.read_text())
+    until(lambda: "remote_slice_release_failed" in remote.log.read_text())
     until(lambda: remote.sessions.processes[-1].poll() is not None)
     remote.node.start()
     until(lambda: not remote.held())

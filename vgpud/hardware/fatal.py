@@ -72,7 +72,7 @@ class FatalEvents:
             made.write_text(text)
             made.replace(self._path)
         except OSError as error:
-            log.warning(LogEvent.FATAL_EVENTS_NOT_KEPT, why=str(error))
+            log.warning(LogEvent.FATAL_DEVICE_ERRORS_NOT_SAVED, why=str(error))
 
     def _read(self) -> None:
         if self._path is not None:

@@ -175,7 +175,7 @@ def _release(client: Client, allocation_id: str) -> None:
         client.release(allocation_id, True)
     except VgpuError as error:
         if error.code is not ErrorCode.NO_SUCH_ALLOCATION:  # an administrator has released it
-            log.warning(LogEvent.REMOTE_RELEASE_FAILED, allocation=allocation_id, why=str(error))
+            log.warning(LogEvent.REMOTE_SLICE_RELEASE_FAILED, allocation=allocation_id, why=str(error))
 
 
 def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> "pb.Allocation":

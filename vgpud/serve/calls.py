@@ -217,7 +217,7 @@ def _stopping() -> VgpuError:
 
 def _bug(name: str) -> VgpuError:
     """Logs the exception that is being handled, and returns an error for the caller without its details."""
-    log.exception(LogEvent.BUG_IN_CALL, call=name)
+    log.exception(LogEvent.BUG_IN_API_CALL, call=name)
     return VgpuError(
         ErrorCode.BUG,
         f"a bug in vgpud made {name} fail",

@@ -36,9 +36,9 @@ async def _run_always(work: Work, retry_seconds: float) -> None:
         began = clock.now()
         try:
             await work()
-            log.error(LogEvent.BUG_LOOP_ENDED, loop=work.__qualname__)
+            log.error(LogEvent.BACKGROUND_LOOP_ENDED_BY_BUG, loop=work.__qualname__)
         except Exception:
-            log.exception(LogEvent.BUG_LOOP_FAILED, loop=work.__qualname__)
+            log.exception(LogEvent.BACKGROUND_LOOP_FAILED_BY_BUG, loop=work.__qualname__)
         if clock.now() - began > _MOST_SECONDS:
             pause = retry_seconds
         await asyncio.sleep(pause)
@@ -52,7 +52,7 @@ async def set_at_changes(keeper: NodeKeeper, changed: asyncio.Event, pause_secon
             async for _ in keeper.store.subscribe(None):
                 changed.set()
         except VgpuError as error:
-            log.debug(LogEvent.OWN_EVENT_WATCH_RESTARTED, why=str(error))
+            log.debug(LogEvent.INTERNAL_EVENT_WATCH_RESTARTED, why=str(error))
         changed.set()
         await asyncio.sleep(pause_seconds)
 

@@ -176,7 +176,7 @@ class Relay:
             user, connection, lambda: self._keep(self._welcome_in_turn(user, connection, door))
         )
         if why:
-            self._complain(LogEvent.CONNECTION_CLOSED_TOO_MANY_ARRIVALS, f"closed a connection: {why}")
+            self._complain(LogEvent.CONNECTION_CLOSED_TOO_MANY_WAITING, f"closed a connection: {why}")
         return not why
 
     async def _welcome_in_turn(self, user: int, connection: socket.socket, door: Door) -> None:
@@ -208,7 +208,7 @@ class Relay:
     def _close_unidentified(self, connection: socket.socket, error: OSError) -> None:
         if error.errno in SCARCE:
             self._complain(
-                LogEvent.CONNECTION_NOT_IDENTIFIED,
+                LogEvent.CALLER_OF_CONNECTION_NOT_IDENTIFIED,
                 f"closed a connection: the kernel gives no information about its process: {error.strerror}",
             )
         connection.close()

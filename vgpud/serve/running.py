@@ -72,7 +72,7 @@ class Running:
             log.info(LogEvent.CALL_OF_DISCONNECTED_CALLER_FAILED, call=name, why=str(error))
             return
         except Exception:
-            log.exception(LogEvent.BUG_IN_DISCONNECTED_CALL, call=name)
+            log.exception(LogEvent.BUG_IN_CALL_OF_DISCONNECTED_CALLER, call=name)
             return
         if abandoned is not None:
             await abandoned(answer)

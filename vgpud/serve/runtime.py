@@ -140,7 +140,7 @@ class RuntimeDoor:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.warning(LogEvent.RUNTIME_ACCEPT_FAILED, why=error.strerror)
+            log.warning(LogEvent.CONTAINER_RUNTIME_CONNECTION_NOT_ACCEPTED, why=error.strerror)
             # the listener stays readable, so without a pause the event loop would spin
             self._pause(_ACCEPT_PAUSE_SECONDS)
             return
@@ -179,7 +179,7 @@ class RuntimeDoor:
                     await reply(connection, status, body)
         except (OSError, TimeoutError) as error:
             # the reply could not be sent; the allocation is bound to the caller and ends with it
-            log.debug(LogEvent.RUNTIME_REPLY_NOT_SENT, why=str(error), uid=user)
+            log.debug(LogEvent.CONTAINER_RUNTIME_REPLY_NOT_SENT, why=str(error), uid=user)
         finally:
             self._shares.give_back(user)
 
@@ -204,7 +204,7 @@ class RuntimeDoor:
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # after a bug in vgpud the runtime must still get a reply
-            log.exception(LogEvent.BUG_IN_RUNTIME_DOOR)
+            log.exception(LogEvent.BUG_IN_CONTAINER_RUNTIME_CALL)
             sentence = f"a bug in vgpud raised {type(error).__name__}"
             bug = VgpuError(ErrorCode.BUG, sentence, "report this with the journal of vgpud")
             return Status.REFUSED, _told(bug)

@@ -183,7 +183,7 @@ class MpsControl:
         except VgpuError:
             if server in self.servers():
                 raise
-            log.debug(LogEvent.MPS_SERVER_ENDED_DURING_LIMITS, server=server)
+            log.debug(LogEvent.MPS_SERVER_ENDED_WHILE_LIMITS_WERE_SET, server=server)
 
     def _set_share(self, name: str, server: str, share: Percent) -> None:
         self.ask(f"set_{name}{server} {share.value:g}")

@@ -321,7 +321,9 @@ class MigLayouts:
                 if await self._mig.is_stale(allocation, part, device):
                     return True
             except VgpuError as error:
-                log.warning(LogEvent.MIG_EDITS_NOT_COMPARED, allocation=allocation.id, why=str(error))
+                log.warning(
+                    LogEvent.MIG_CONTAINER_EDITS_NOT_CHECKED, allocation=allocation.id, why=str(error)
+                )
         return False
 
     def waits(self, device_uuid: str) -> bool:

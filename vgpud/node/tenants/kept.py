@@ -71,7 +71,7 @@ class Kept:
                 if other.id != coming.id and self.bytes_of(other):
                     self._less(other, 0)
                     log.warning(
-                        LogEvent.DEVICE_FULL_EVICTING_KEPT_MEMORY,
+                        LogEvent.DEVICE_FULL_EVICTING_SUSPENDED_TENANT_MEMORY,
                         allocation=other.id,
                         device=part.device_uuid,
                         for_allocation=coming.id,
@@ -103,7 +103,7 @@ class Kept:
                 if self._bytes_now(name) <= now:
                     freed = format_bytes(kept[name] - now)
                     log.info(
-                        LogEvent.KEPT_MEMORY_EVICTED,
+                        LogEvent.SUSPENDED_TENANT_MEMORY_EVICTED,
                         allocation=name,
                         bytes=freed,
                         device=uuid,
@@ -116,7 +116,9 @@ class Kept:
             if self._suspendable is not None:
                 self._suspendable.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
         except VgpuError as error:  # for example because the allocation was released meanwhile
-            log.debug(LogEvent.KEPT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error))
+            log.debug(
+                LogEvent.SUSPENDED_TENANT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error)
+            )
 
     async def _until(self, allowed: dict[str, int]) -> None:
         most = seconds_to_move(sum(map(self._bytes_now, allowed)))
@@ -127,7 +129,9 @@ class Kept:
             return [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]
 
         if not await self._activities.wait(late, most):
-            log.warning(LogEvent.KEPT_MEMORY_EVICTION_TIMEOUT, allocations=late(), seconds=round(most))
+            log.warning(
+                LogEvent.SUSPENDED_TENANT_MEMORY_EVICTION_TIMEOUT, allocations=late(), seconds=round(most)
+            )
 
     def _bytes_now(self, name: str) -> int:
         return self.bytes_of(self._book.get(name)) if name in self._book else 0

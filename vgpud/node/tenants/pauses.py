@@ -90,7 +90,7 @@ class Pauses:
             if preload.is_pause_ordered(held.id) != held.paused:
                 await preload.pause(held.id, held.paused)
         except VgpuError as error:
-            log.error(LogEvent.PAUSE_NOT_RESTORED, allocation=held.id, why=str(error))
+            log.error(LogEvent.TENANT_PAUSE_NOT_RESTORED, allocation=held.id, why=str(error))
 
     def _check_engine(self, allocation: Allocation) -> Preload:
         """Raises VgpuError(UNSUPPORTED) if the engine cut does not enforce the time slices on every device of

@@ -101,7 +101,7 @@ class DraDoor:
                 await self._publish_once()
                 self._complained = ""
             except VgpuError as error:
-                self._complain(LogEvent.DRA_SLICES_NOT_PUBLISHED, error)
+                self._complain(LogEvent.RESOURCE_SLICES_NOT_PUBLISHED, error)
                 wait = self._pace.retry
             await until_changed(self._dirty, wait, self._pace.settle)
 

@@ -137,7 +137,7 @@ class DraPlugin:
             log.info(LogEvent.REGISTERED_WITH_KUBELET, driver=DRIVER)
             self._registered()
         else:
-            log.error(LogEvent.KUBELET_REJECTED_DRIVER, driver=DRIVER, why=told.error)
+            log.error(LogEvent.KUBELET_REJECTED_DRA_DRIVER, driver=DRIVER, why=told.error)
         return registration.RegistrationStatusResponse()
 
     # --- health of devices
@@ -218,7 +218,7 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
             return await work(claim)
         except VgpuError as error:
             log.warning(
-                LogEvent.CLAIM_FAILED,
+                LogEvent.CLAIM_NOT_PREPARED_OR_NOT_RELEASED,
                 claim=f"{claim.namespace}/{claim.name}",
                 claim_uid=claim.uid,
                 why=str(error),
@@ -226,7 +226,7 @@ async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any)
             return failed(error=wire.words(error))
         except Exception:
             name = f"{claim.namespace}/{claim.name}"
-            log.exception(LogEvent.BUG_IN_CLAIM, claim=name, claim_uid=claim.uid)
+            log.exception(LogEvent.BUG_IN_DRA_CLAIM_CALL, claim=name, claim_uid=claim.uid)
             return failed(
                 error="a bug in vgpud made this claim fail (E901); report it with the journal of vgpud"
             )
