@@ -1,9 +1,9 @@
-"""Cost of the relay and of vgpud's call path, beside a plain grpcio echo.
+"""Measures the cost of the relay and of vgpud's call path, beside a plain grpcio echo.
 
     python -m tests.serve.bench_relay [CALLS]
 
-The echo server, the relay and the client are three processes, or the server and the relay share
-one as they do in vgpud. Prints microseconds per call. Not a test: it asserts nothing.
+The echo server, the relay and the client are three processes, or the server and the relay share one as they
+do in vgpud. Prints microseconds per call. This is not a test: it asserts nothing.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A keeper in memory for tests of the doors, without ledger and devices."""
+"""A keeper in memory for tests of vgpud's sockets. It has no ledger and no devices."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -110,8 +110,8 @@ class FakeMoves:
 
 
 class FakeKeeper:
-    """The keeper and most of its rooms in one. If `failure` is set, every call raises it. If `gate` is set,
-    Allocate waits until the event is set.
+    """A fake of the keeper and of most of its parts. If `failure` is set, every call raises it. If `gate` is
+    set, Allocate waits until the event is set.
     """
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class FakeKeeper:
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         self._check()
-        # these clients belong to another user than the one that runs the test
+        # the process that runs the test belongs to another user than these clients
         clients = (MpsClient(7, 5, 4242, "a", 1, "python secret.py"), MpsClient(8, 5, None, "", None, "x"))
         return (MpsDaemon("GPU-1", 0, 4, 0, False, 48, (MpsServer(5, 0, "FAULT"),), clients),)
 

@@ -1,4 +1,4 @@
-"""The parts of HTTP/2 (RFC 9113) and gRPC that a peer needs which stops in the middle of a call."""
+"""The parts of HTTP/2 (RFC 9113) and gRPC for a test client that stops in the middle of a call."""
 
 import socket
 import struct
@@ -9,7 +9,9 @@ DATA, HEADERS, SETTINGS, GOAWAY, RST_STREAM, WINDOW_UPDATE = 0, 1, 4, 7, 3, 8
 
 
 class Peer:
-    """One connection. Streams are numbered 1, 3, 5 in the order in which they are opened."""
+    """One connection to the server. Its streams are numbered 1, 3, 5 in the order in which they are
+    opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -19,7 +21,7 @@ class Peer:
         self._next = 1
 
     def open(self, method: str, service: str = "vgpud.v1.Vgpud") -> int:
-        """Sends the headers of a call; its message follows."""
+        """Sends the headers of a call without its message. Returns the number of the stream."""
         stream, self._next = self._next, self._next + 2
         fields = {
             ":method": "POST",

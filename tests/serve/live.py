@@ -24,7 +24,8 @@ class Live:
     def __init__(
         self, limits: ConnectionLimits | None = None, group: str = "", bounds: Bounds | None = None
     ) -> None:
-        # A short path, because a Unix socket's path has at most 108 bytes. Other users may enter the folder.
+        # the path is short, because the path of a Unix socket has at most 108 bytes; other users may enter
+        # the folder
         self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-", dir=open_place()))
         self.run_dir.chmod(0o755)
         self.loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Every call over real sockets: requests, replies, permissions."""
+"""Every call of the API over real sockets: requests, replies, permissions."""
 
 import contextlib
 import json
@@ -83,7 +83,9 @@ def test_an_allocation_is_made_resized_and_released(live: Live, tenant: Client) 
 def test_a_client_retries_to_connect_while_the_listeners_queue_is_full(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attack: connections without end keep the queue full. The kernel refuses a further one at once."""
+    """An attack: many connections keep the listener's queue full, and the kernel refuses a further one at
+    once.
+    """
     path = live.run_dir / "full.sock"
     with contextlib.ExitStack() as opened:
         listener = opened.enter_context(socket.socket(socket.AF_UNIX))
@@ -105,7 +107,7 @@ def test_a_client_retries_to_connect_while_the_listeners_queue_is_full(
 
 
 def test_only_root_can_force_a_release(live: Live, tenant: Client, admin: Client) -> None:
-    """An attack: processes that outlive a forced release hold device memory, which no quota counts."""
+    """An attack: processes that outlive a forced release hold device memory that no quota counts."""
     tenant.release(tenant.allocate(ask()).id, force=True)
     admin.release(admin.allocate(ask()).id, force=True)
     assert live.keeper.forced == [False, True]
@@ -287,7 +289,7 @@ def test_a_watch_whose_client_disconnects_ends(live: Live) -> None:
 def test_grpc_health_and_reflection_answer_on_every_socket(live: Live) -> None:
     for path in (live.ro, live.tenant, live.admin):
         with grpc.insecure_channel(f"unix:{path}") as channel:
-            # typed as Any, because these stubs have no typed methods
+            # typed as Any, because the stubs of grpc_health have no typed methods
             stub: Any = health_pb2_grpc.HealthStub(channel)
             for service in ("", "vgpud.v1.Vgpud"):
                 answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=300)

@@ -1,4 +1,4 @@
-"""The changes of a user take turns, and leave room for those of other users."""
+"""Changes of one user are made one after the other, and leave time for those of other users."""
 
 import asyncio
 
@@ -31,8 +31,8 @@ class Changes:
 
 
 def test_a_user_with_queued_changes_pauses_while_another_user_makes_changes() -> None:
-    """Without the pauses a change of the queue was always under way beside those of the other user, who kept
-    41 % of the speed.
+    """Without the pauses the attacker always has a change under way beside those of the other user, which
+    then keeps 41 % of its speed.
     """
 
     async def main() -> None:
@@ -42,7 +42,7 @@ def test_a_user_with_queued_changes_pauses_while_another_user_makes_changes() ->
         await changes.one(8)
         await attack
         assert changes.began[8] == [0, 1]
-        # a pause as long as the change itself, until the other user has made no change for a second
+        # user 7 pauses for the length of a change, until user 8 has made no change for a second
         assert changes.began[7] == [0, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
     clock.run(main())

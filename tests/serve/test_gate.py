@@ -1,5 +1,5 @@
-"""How much of a user's traffic is passed on to grpcio: a few waiting calls, and a share of the event loop's
-time and of grpcio's.
+"""The gate bounds how much of a user's traffic is passed on to grpcio: the number of waiting calls, and the
+share of the time of the event loop and of grpcio's threads.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def test_a_users_connections_are_not_read_while_too_many_of_its_calls_wait() -> 
         gate.wait(lambda: resumed.append("first"))
         gate.wait(lambda: resumed.append("second"))
         gate.taken()
-        # waiting callers are resumed one at a time, with a check of the gate before each
+        # waiting connections are resumed one at a time, and the gate is checked before each
         assert gate.is_open and resumed == ["first"]
         await asyncio.sleep(0.02)
         assert resumed == ["first", "second"]
@@ -82,8 +82,8 @@ def test_processing_a_users_bytes_takes_a_bounded_share_of_the_event_loops_time(
 
 
 def test_http_2_frames_of_all_connections_of_a_user_are_passed_on_at_a_bounded_rate() -> None:
-    """60 connections that sent 200 000 PINGs in a second kept grpcio's threads busy: a call of root failed
-    after 20 s.
+    """Without the bound, 60 connections that send 200 000 PINGs in a second keep grpcio's threads busy, and a
+    call of root fails after 20 s.
     """
 
     async def main() -> None:

@@ -1,5 +1,5 @@
-"""Peers that begin calls and do not end them: each user has a share, and connections without progress are
-closed.
+"""Clients that begin calls and do not end them: each user has a share of the calls, and connections without
+progress are closed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ EVER = 1e6
 
 def bounded(**more: float) -> Live:
     live = Live(bounds=Bounds(**(vars_of(QUICK) | more)))  # type: ignore[arg-type]
-    # root's own share is removed, because the tests run as root and must be treated like an ordinary user
+    # The tests run as root. Removing root's own share makes vgpud treat it like an ordinary user.
     for shares in (live.server.intake.calls, live.server.intake.strangers_calls):
         shares.root = -1
     live.server.intake.watches.root = -1
@@ -57,7 +57,7 @@ def reading(live: Live) -> int:
 
 @pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
 def test_unfinished_messages_of_a_user_are_bounded_in_number(live: Live, door: str, most: int) -> None:
-    """Before the fix, 48 connections with 128 unfinished messages of 1 MiB each used 5 GB."""
+    """Without the bound, 48 connections with 128 unfinished messages of 1 MiB each use 5 GB."""
     peer = Peer(getattr(live, door))
     for _ in range(12):
         peer.begin_message(peer.open("Plan"), MAX_REQUEST_BYTES, bytes(1000))
@@ -66,8 +66,8 @@ def test_unfinished_messages_of_a_user_are_bounded_in_number(live: Live, door: s
     assert calls.taken == most
     wait_until(lambda: reading(live) >= QUICK.messages_per_user)
     peer.open("Plan")
-    peer.ended_streams(1)  # so the event loop has served every call before this one
-    # number of messages that are read into memory at a time
+    peer.ended_streams(1)  # the end of this stream shows that the event loop has served every call before it
+    # this many messages are read into memory at a time
     assert reading(live) == QUICK.messages_per_user
     peer.close()
     wait_until(lambda: calls.taken == 0)
@@ -98,7 +98,7 @@ def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, s
 
 
 def serves(live: Live) -> bool:
-    """Is a call answered? On a busy machine a call may miss a short deadline."""
+    """Returns whether a call is answered. On a busy machine a call may miss a short deadline."""
     with Client(live.ro, 300) as client, contextlib.suppress(VgpuError):
         return client.get_node().status == "well"
     return False
@@ -112,7 +112,8 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> No
         with Client(live.ro, 300) as other:
             assert other.get_node().status == "well"
             silent = Peer(live.ro)
-            silent.read_frame()  # acknowledges the settings; grpc itself ends a connection without that
+            # acknowledges the server's settings, because grpcio ends a connection that does not
+            silent.read_frame()
             wait_until(lambda: peers.served == 2)
             silent.begin_message(silent.open("GetPolicy"), 0)
             wait_until(lambda: peers.served == 1)
@@ -121,7 +122,8 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> No
             wait_until(lambda: intake.strangers_calls.taken == 0 and not intake.unread_bytes)
             assert other.get_node().status == "well"
             assert peers.served == 1
-            assert peers.oldest_of(os.geteuid()) == "c1"  # the other's connection is still its first one
+            # the oldest connection is still the other client's first one
+            assert peers.oldest_of(os.geteuid()) == "c1"
     finally:
         live.close()
 
@@ -179,7 +181,7 @@ print("sent", flush=True); input()
 @needs("root")
 def test_many_queued_calls_of_one_user_cancel_no_call_of_another() -> None:
     """Calls of one user wait for the event loop. If 1000 of them waited in grpcio, it would cancel calls at
-    random, those of other users too.
+    random, also those of other users.
     """
     live = Live()
     go_on = threading.Event()
@@ -220,8 +222,8 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 def test_a_user_that_calls_all_the_time_gets_a_tenth_of_the_event_loops_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user that lists events all the time gets a tenth of the event loop's time. Before the fix such a user
-    had the loop for 0.6 s at once, and others had a fifth of their speed.
+    """The user lists events all the time. Without the bound it holds the event loop for 0.6 s at once, and
+    other users have a fifth of their speed.
     """
     live = Live()
     began: list[float] = []
@@ -238,7 +240,7 @@ def test_a_user_that_calls_all_the_time_gets_a_tenth_of_the_event_loops_time(
     attacker = subprocess.Popen(words)
     try:
         wait_until(lambda: len(began) > 2 * ROUND)
-        # without a bound, 16 calls could begin before the first of them is charged
+        # without the bound, 16 calls could begin before the first of them is charged
         assert began[2 * ROUND] - began[ROUND] > 0.9 * ROUND * COST_SECONDS * 10
         with Client(live.admin, 300) as root:
             assert root.get_node().status == "well"
@@ -267,8 +269,8 @@ with grpc.insecure_channel(f"unix:{sys.argv[1]}") as channel:  # imports more; i
 def test_changes_of_a_user_run_one_after_the_other_and_leave_time_for_other_users(
     change_seconds: float,
 ) -> None:
-    """Before the fix, a user who allocated and released with 16 calls at a time left others 12 to 16 % of
-    their speed.
+    """Without the bound, a user that allocates and releases with 16 calls at a time leaves other users 12 to
+    16 % of their speed.
     """
     live = bounded(message_seconds=EVER, calls_per_user=16, change_seconds=change_seconds)
     live.tenant.chmod(0o666)

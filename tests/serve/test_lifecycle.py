@@ -1,4 +1,4 @@
-"""Callers that leave during a call, deadlines, many calls at once, and the server's stop."""
+"""Clients that disconnect during a call, deadlines, many calls at once, and the stop of the server."""
 
 import asyncio
 import os
@@ -48,7 +48,7 @@ Client(Path(sys.argv[1]), 300).allocate(pb.AllocateRequest(request_id=sys.argv[2
 def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
     live: Live, tenant: Client, request_id: str
 ) -> None:
-    """A client is killed during Allocate. With a request id the allocation is finished, and a later call
+    """The client is killed during Allocate. With a request id the allocation is completed, and a later call
     finds it. Without a request id no allocation is left.
     """
     close_gate(live)
@@ -116,7 +116,7 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
 @pytest.mark.parametrize(
     "junk",
     [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"],
-    # names of the parameters; otherwise pytest would name random bytes differently in each worker
+    # fixed names of the parameters; pytest would name the random bytes differently in each worker
     ids=["nothing", "http", "noise", "http2"],
 )
 def test_bytes_that_are_no_http_2_on_the_socket_leave_other_clients_unharmed(
@@ -169,7 +169,7 @@ def test_a_stop_of_the_server_cancels_calls_that_exceed_the_grace_period(live: L
         with pytest.raises(VgpuError) as caught:
             answer.result(20)
         assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
-    assert live.do(others()) == []  # none of the server's tasks waits for an answer any more
+    assert live.do(others()) == []  # none of the server's tasks still waits for an answer
     open_gate(live)
 
 
@@ -179,7 +179,7 @@ async def others() -> list[str]:
 
 def test_the_health_service_reports_that_vgpud_stops(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
-        # typed as Any, because these stubs have no typed methods
+        # typed as Any, because the stubs of grpc_health have no typed methods
         stub: Any = health_pb2_grpc.HealthStub(channel)
         states = stub.Watch(health_pb2.HealthCheckRequest())
         assert next(states).status == health_pb2.HealthCheckResponse.SERVING

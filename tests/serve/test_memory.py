@@ -1,5 +1,5 @@
-"""The daemon's memory while another user sends messages that never end. Before the fix it grew to 5.2 GB in
-24 s.
+"""The daemon's memory while another user sends messages that never end. Without the bounds it grows to 5.2 GB
+in 24 s.
 """
 
 import subprocess
@@ -77,8 +77,8 @@ def test_the_memory_that_a_user_without_rights_can_make_vgpud_take_is_bounded(fo
             assert int(done.stdout) >= ConnectionLimits().per_stranger
             grown = peak_bytes(server.pid) - before
             share = one_user(ConnectionLimits().per_stranger, Bounds().calls_per_stranger)
-            # besides its share the daemon may grow by 32 MiB, for Python's handling of so many connections
-            # and refusals
+            # besides the user's share the daemon may grow by 32 MiB, for Python's handling of so many
+            # connections and refusals
             assert grown < share + 32 * MIB
         finally:
             server.communicate("\n", timeout=300)

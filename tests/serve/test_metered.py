@@ -1,4 +1,6 @@
-"""Time that one piece of work uses on the event loop, without the time of what runs between its steps."""
+"""A metered task counts the time of its own steps on the event loop, without the time of other tasks between
+them.
+"""
 
 import asyncio
 from dataclasses import dataclass

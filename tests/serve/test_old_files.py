@@ -1,4 +1,4 @@
-"""Values in tables of the ledger, and the files in which earlier versions kept them."""
+"""State files of earlier versions, and the tables of the ledger into which vgpud moves their values."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
 from vgpud.serve.kubelet.holds import Hold, Holds
 from vgpud.serve.old_files import take_over
 
-# files as the last version that had them wrote them
+# the files as the last version that used them wrote them
 HOLDS = {
     "version": 1,
     "holds": [{"request_id": "r", "resource": "vgpud.io/gpu", "ids": ["a", "b"], "pod": "ns/pod/one"}],

@@ -1,4 +1,4 @@
-"""All callers together, root excepted, have a bounded share of the daemon's time, however many they are."""
+"""All users together, except root, have a bounded share of the daemon's time, however many they are."""
 
 import asyncio
 import socket
@@ -63,7 +63,9 @@ def test_work_that_fails_ends_its_turn() -> None:
 def test_callers_of_users_are_identified_in_turns_and_those_of_root_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user that connects again and again makes the event loop ask the kernel about each connection."""
+    """An attack: a user that connects repeatedly makes the event loop ask the kernel about each
+    connection.
+    """
     spent = 0.0
     done: list[tuple[int, float]] = []
 

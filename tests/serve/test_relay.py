@@ -1,4 +1,4 @@
-"""The relay alone: the peer's identity, limits, refusals."""
+"""The relay alone: the identity of callers, connection limits, refusals."""
 
 import asyncio
 import errno
@@ -97,8 +97,8 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-# Prints the identity of a living peer and of two that have ended. By clone3(2) another user's process has the
-# pid of the second ended one.
+# Prints the identity of a running caller and of two callers that have ended. With clone3(2) the program gives
+# a process of another user the pid of the second one.
 IDENTIFIES = """
 import ctypes, os, socket, struct, subprocess, sys
 from vgpud.model.caller import Door
@@ -167,7 +167,7 @@ def test_the_relay_never_uses_a_peer_name_twice() -> None:
 
 
 def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
-    """Data flows in both directions, far more than the sockets hold. The pump buffers little of it."""
+    """Both directions carry far more data than the sockets hold. The relay buffers only a little of it."""
 
     async def carry() -> tuple[bool, int]:
         loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
             asyncio.ensure_future(loop.sock_sendall(near, there)),
             asyncio.ensure_future(loop.sock_sendall(far, back)),
         ]
-        # the client does not read: writers must wait, and the relay's memory must not grow
+        # the client does not read, so the writers must wait and the relay's memory must not grow
         await asyncio.sleep(0.05)
         held_up = sum(not task.done() for task in writing)
         got = await asyncio.gather(read(far, len(there)), read(near, len(back)))
@@ -233,9 +233,7 @@ def test_one_user_cannot_take_all_connections() -> None:
 def test_a_connection_waits_while_the_kernel_does_not_name_its_process(
     live: Live, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
-    """A busy host: the first two queries for a connection's process have no answer, and the
-    connection waits.
-    """
+    """As on a busy host, the first two queries for a connection's process get no answer from the kernel."""
     asked = 0
 
     def identify(connection: socket.socket, door: Door) -> Caller:
@@ -281,8 +279,8 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_user_that_connects_repeatedly_delays_no_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A user connects repeatedly. Before the fix, four such users reduced the speed of other users to 15 to
-    29 percent.
+    """An attack: without the bound, four users that connect repeatedly reduce the speed of other users to 15
+    to 29 percent.
     """
     live = Live()
     live.tenant.chmod(0o666)
@@ -344,7 +342,7 @@ def test_a_relay_that_is_closed_closes_the_connections_that_wait_for_their_turn(
                 return task[0]
 
             assert arrivals.add(7, one, wait) == ""
-            arrivals.close()  # closed before its task has run at all
+            arrivals.close()  # the relay is closed before the connection's task has run at all
             await asyncio.wait(task)
             return task[0].cancelled(), one.fileno() < 0
 
@@ -435,7 +433,7 @@ def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
 
 
 def test_the_relay_waits_while_the_backlog_of_the_grpc_server_is_full(small_backlog: Live) -> None:
-    """grpcio's socket is replaced by a socket with a backlog of one that accepts late."""
+    """A socket with a backlog of one that accepts late takes the place of grpcio's socket."""
     live = small_backlog
     relay = live.server.relay
     path = live.run_dir / "private" / "slow.sock"
@@ -465,7 +463,6 @@ def test_the_relay_waits_while_the_backlog_of_the_grpc_server_is_full(small_back
 
 
 def test_requests_of_two_clients_are_attributed_to_their_own_callers(live: Live) -> None:
-    """Each connection has its own caller: calls of two clients do not mix."""
     with Client(live.ro, 300) as reader, Client(live.tenant, 300) as tenant:
         for number in range(20):
             tenant.allocate(pb.AllocateRequest(request_id=str(number)))

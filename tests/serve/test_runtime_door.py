@@ -1,4 +1,4 @@
-"""The door for container runtimes, with peers of every kind and a fake node behind it."""
+"""The socket for container runtimes, with clients of every kind and a fake node behind it."""
 
 import asyncio
 import contextlib
@@ -109,7 +109,7 @@ async def world(
     environment: bool = False,
     group: Path | None = None,
 ) -> AsyncIterator[World]:
-    """A runtime door in front of a fake node. `held` is a listening socket passed by systemd, if any.
+    """Serves runtime.sock in front of a fake node. `held` is a listening socket passed by systemd, if any.
     `opened` is the policy's [runtime] users. `group` is the control group of every process.
     """
     hook = folder / "vgpu-hook"
@@ -152,8 +152,8 @@ def test_a_prepared_container_has_its_allocation_in_its_oci_config(tmp_path: Pat
         (request,) = made.containers.started
         assert (request.memory_bytes, request.lifetime, request.label) == (GIB, me(), "c1")
         assert (request.owner.uid, request.owner.gid) == (5, 6)
-        # a request that the same process repeats is the same request; with another container name it is
-        # another request
+        # a repeated call of the same process has the same request id; with another container name it has
+        # another
         await made.ask(Verb.PREPARE, body=ASKS)
         await made.ask(Verb.PREPARE, name="c2", body=ASKS)
         ids = [one.id for one in made.containers.started]
@@ -207,8 +207,8 @@ def test_runtime_sock_answers_refusals_and_internal_errors(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mark", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
 def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark: str) -> None:
-    """A pod's container that asks for nothing is refused: if the engine had dropped the pod's annotations,
-    the container would start without a GPU and without an error.
+    """If the container engine has dropped the pod's annotations, a container that is not refused would start
+    without a GPU and without an error.
     """
 
     def config(env: list[str], *devices: str, **annotations: str) -> str:
@@ -219,14 +219,15 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         )
 
     async def scene(made: World) -> None:
-        for env in ([], ["VGPU_ALLOCATION=a1"]):  # the second environment is an attack by the image's own ENV
+        # the second environment is an attack: ENV of the image sets the variable
+        for env in ([], ["VGPU_ALLOCATION=a1"]):
             status, text = await made.ask(Verb.PREPARE, body=config(env))
             assert status is Status.REFUSED
             assert "asks for no GPU slice (E103)" in text and "pod_annotations" in text
         unchanged = (
-            # this container has its allocation by the allocation's CDI device
+            # the first container has its allocation by the allocation's CDI device
             config(["VGPU_ALLOCATION=a1"], "/dev/nvidia0"),
-            config(["VGPU_COUNT=0"]),  # this container is a sidecar of a container with a slice
+            config(["VGPU_COUNT=0"]),  # a sidecar of a container with a slice
             config([], **{"io.container.manager": "libpod"}),
             json.dumps({"annotations": {mark: "sandbox"}}),
         )
@@ -253,8 +254,8 @@ def test_a_pods_container_gives_its_allocation_the_names_of_the_cluster(tmp_path
     run(tmp_path, scene)
 
 
-# Passes the FUSE file sys.argv[2] at the door sys.argv[1], and prints the answer. It is a program of its own,
-# because each child of the process that has the file closes a copy of it, and waits.
+# Passes the FUSE file sys.argv[2] over the socket sys.argv[1], and prints the answer. This is a program of
+# its own, because each child of the process that has the file closes a copy of it, and waits.
 PASS_FILE = """
 import os, socket, sys
 from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
@@ -291,7 +292,7 @@ def test_a_passed_descriptor_whose_close_hangs_does_not_block_runtime_sock(tmp_p
 @needs("root", "fuse")
 def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_path: Path) -> None:
     async def process_of(user: int, descriptor: int) -> PassedProcess | None:
-        """The process of a message of `user`. Closes the descriptor."""
+        """The process of a message of `user`, whose descriptor is closed here."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -312,7 +313,7 @@ def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_
                 process = await process_of(user, itself())
                 assert process is not None
                 assert process.pid == os.getpid()
-        # the places are free when the closes have ended; the event loop must live that long to free them
+        # the places become free when the closes have ended, and the event loop must run until then
         await until(lambda: not runtime_wire._receivers.taken_by(7))
         assert await process_of(7, itself()) is not None
         await until(lambda: not runtime_wire._receivers.taken_by(7))
@@ -352,7 +353,7 @@ def test_a_message_whose_receive_waits_holds_no_turn_of_other_users(tmp_path: Pa
 
 
 def test_a_message_with_a_second_descriptor_behind_the_pidfd_passes_none_to_vgpud() -> None:
-    """An attack: vgpud would have the last copy of the second one, whose close may wait."""
+    """An attack: vgpud would hold the last copy of the second descriptor, whose close may wait."""
     caller, theirs = socket.socketpair()
     ours, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pidfd = os.pidfd_open(os.getpid())
@@ -422,7 +423,7 @@ def test_a_connection_made_while_vgpud_is_down_is_served_by_the_next_vgpud(tmp_p
             held.setblocking(False)
             async with world(tmp_path, held) as first:
                 assert await first.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
-            with await first.connect() as peer:  # the second server must not refuse this connection
+            with await first.connect() as peer:  # the server that starts next must serve this connection
                 await asyncio.get_running_loop().sock_sendall(peer, REQUEST.pack(MAGIC, 1, 0, 2, 2) + b"c1{}")
                 async with world(tmp_path, held):
                     assert await answer(peer) == (Status.UNCHANGED, "")
@@ -493,9 +494,7 @@ def test_the_refusal_of_a_huge_request_is_short(tmp_path: Path) -> None:
 def test_config_json_is_decoded_and_encoded_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """config.json is read and written on a thread, so large configurations do not delay other
-    callers.
-    """
+    """The work on a large config.json must not delay other callers."""
     places: list[threading.Thread] = []
 
     def noted(real: Any, *given: Any) -> Any:
@@ -514,9 +513,7 @@ def test_config_json_is_decoded_and_encoded_off_the_event_loop(
 
 @needs("root")
 def test_connections_with_unread_replies_end_and_leave_room_for_other_users(tmp_path: Path) -> None:
-    """A user leaves replies unread. Before the fix, 512 unread replies prevented root from starting
-    containers.
-    """
+    """Without the bound, 512 unread replies prevent root from starting containers."""
     limits = RuntimeLimits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
 
@@ -554,8 +551,8 @@ input()
 
 @contextlib.asynccontextmanager
 async def another_user(made: World, connections: int, then: str, uid: int = 4242) -> AsyncIterator[str]:
-    """Starts a process of `uid` with `connections` connections. Yields the first line of the last one's
-    answer.
+    """Starts a process of `uid` with this many connections. Yields the first line of the answer to the last
+    connection.
     """
     words = [sys.executable, "-c", AS_USER, str(made.path), str(connections), then, str(uid)]
     pipe = asyncio.subprocess.PIPE

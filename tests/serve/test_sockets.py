@@ -105,8 +105,8 @@ def test_a_second_daemon_in_the_same_folder_is_refused(run_dir: Path) -> None:
 
 
 def test_callers_of_a_daemon_that_does_not_start_are_disconnected(tmp_path: Path) -> None:
-    """Otherwise systemd, whose socket they wait on, would start it over and over. systemd does not close them
-    itself: it would wait for what they passed.
+    """systemd would start the daemon again for each caller that still waits. systemd itself does not
+    disconnect callers: the close would wait for what they passed.
     """
     with Untrusted(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
         refuse_descriptors(listener)
@@ -121,7 +121,9 @@ def test_callers_of_a_daemon_that_does_not_start_are_disconnected(tmp_path: Path
 def test_without_a_keeper_process_a_connection_is_shut_down_and_not_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The close would be the last one of what the caller passed, and could wait without end."""
+    """The close would be the last one of the descriptors that the caller passed, and could wait without
+    end.
+    """
     monkeypatch.setattr(Untrusted, "program", tmp_path / "missing")
     monkeypatch.setattr(Untrusted, "_running", None)
     with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as caller:
@@ -144,7 +146,7 @@ def test_without_a_keeper_process_a_connection_is_shut_down_and_not_closed(
 
 
 def keepers_of(*sockets: socket.socket) -> set[int]:
-    """The keepers that have a copy of each of the sockets."""
+    """The keeper processes that have a copy of each of the sockets."""
     wanted = {os.fstat(one.fileno()).st_ino for one in sockets}
     found = set()
     for keeper in Path("/proc").glob("[0-9]*"):
@@ -157,7 +159,7 @@ def keepers_of(*sockets: socket.socket) -> set[int]:
 
 
 class Kept:
-    """A listener and a connection to it, which one keeper holds."""
+    """A listener and a connection to it, which one keeper process holds."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = str(path)
@@ -296,9 +298,7 @@ def test_sockets_passed_by_systemd_are_used(tmp_path: Path) -> None:
 
 
 def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
-    """The unit of one socket is not enabled, so systemd does not pass it. vgpud creates this socket
-    itself.
-    """
+    """The unit of one socket is not enabled, so systemd does not pass that socket."""
     run_dir.mkdir()
     shown = passed(run_dir, "admin:ro:tenant", "unix,unix,unix")
     assert "('RUNTIME', " in shown[0]

@@ -27,7 +27,7 @@ from vgpud.serve import peers
 from vgpud.serve.relay import ConnectionLimits
 
 USER, FIRST = 4242, 1_000_000
-# Becomes the user, makes a user namespace, waits for its uid map, takes a uid of it, and connects
+# Becomes the user, makes a user namespace, waits for its uid map, switches to a uid of it, and connects
 IN_A_NAMESPACE = """
 import ctypes, os, socket, sys
 path, inside, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -161,8 +161,8 @@ if os.fork() == 0:
 
 @needs("user-namespaces")
 def test_a_connection_of_a_subordinate_uid_whose_process_has_ended_is_refused(path: Path) -> None:
-    """An attack: the user's range is in a directory service alone, so only the process leads to its
-    user. The process connects, leaves the connection to its child, and ends.
+    """An attack: only a directory service knows the user's range of subordinate uids, so only the process
+    leads to its user. The process connects, leaves the connection to its child, and ends.
     """
     with listening(path) as listener:
         words = [sys.executable, "-c", LEAVES_ITS_CONNECTION, str(path), "1", "1"]
@@ -183,7 +183,9 @@ def test_a_connection_of_a_subordinate_uid_whose_process_has_ended_is_refused(pa
 def test_a_connection_of_a_subordinate_uid_is_refused_while_the_kernel_does_not_name_its_namespace(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same attack before Linux 6.11: an exec that does not end, during which /proc/PID/ns/user waits."""
+    """An attack before Linux 6.11: the process is in an exec that does not end, and reads of
+    /proc/PID/ns/user wait for that.
+    """
 
     def busy(pid: int) -> NoReturn:
         raise OSError(errno.EBUSY, "the kernel does not answer")
@@ -225,7 +227,7 @@ os.execvp("sleep", ["sleep", "1000"])
 @needs("fuse")
 def test_a_caller_whose_exec_does_not_end_blocks_no_socket(path: Path, tmp_path: Path) -> None:
     """An attack: a process connects, and its exec closes a file of its own file system, which does not
-    answer. A caller whose user the kernel does not tell is sent away.
+    answer. vgpud disconnects a caller whose user the kernel does not name.
     """
     callers: list[Caller] = []
 
