@@ -11,7 +11,7 @@ from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_le
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
-    """Polls until `holds` is true. The bound allows for a loaded machine and measures nothing."""
+    """Polls until `holds` is true. The bound only ends a test that would never end."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to hold"

@@ -1,5 +1,5 @@
-"""A lease whose tenant's uid is unknown (a pod): every user inside the pod can use it, and no user of the
-host.
+"""A lease whose tenant has an unknown uid, as in a pod: every user inside the pod can use it, and no user of
+the host.
 """
 
 import json
@@ -22,8 +22,8 @@ from vgpud.model.tenancy import ANYONE
 pytestmark = needs("root")
 
 NOBODY = 65534
-# Mounts the lease as a container runtime does: the folder read-only and its usage page writable. At this path
-# the arbiter accepts processes of any user as the lease's.
+# Mounts the lease as a container runtime does: the folder read-only and its usage page writable. The arbiter
+# accepts processes of any user that have the lease mounted at this path.
 MOUNT = """
 set -e
 mount -t tmpfs tmpfs /run
@@ -39,7 +39,7 @@ exec "$@"
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """A node in a folder that every user may enter, so only the lease's own permissions protect it."""
+    """A node in a folder that every user may enter, so that only the lease's own permissions protect it."""
     with open_folder() as run_dir:
         (run_dir / "leases").mkdir()
         (run_dir / "leases").chmod(0o755)
@@ -57,7 +57,7 @@ def lease(node: Node) -> Path:
 
 
 def as_stranger(*command: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Runs `command` as a user of the host without any capability."""
+    """Runs `command` as an unprivileged user of the host."""
     setpriv = shutil.which("setpriv")
     assert setpriv is not None, "util-linux's setpriv is not installed"
     user = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]

@@ -141,7 +141,7 @@ def test_tenants_run_and_keep_their_memory_without_the_arbiter(node: Node) -> No
     assert json.loads(filled.stdout)["total_bytes"] == GIB - HELD - CONTEXT_BYTES
     node.start_arbiter()
     eventually(lambda: node.client.list("a1") == (process.pid,))
-    # a process had filled the lease and has ended: its memory is reclaimed
+    # a process that filled the lease has ended: its memory is given back
     eventually(lambda: lease_used(lease) == HELD)
     process.kill()
     process.wait()
@@ -217,7 +217,7 @@ def test_the_arbiter_sleeps_while_nothing_happens(node: Node) -> None:
         threading.Event().wait(0.5)
         return switches() == before
 
-    eventually(sleeps)  # work left from the tenant's start may take a moment
+    eventually(sleeps)  # the arbiter may still have work from the tenant's start
 
 
 def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
@@ -236,7 +236,8 @@ def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
     held_by(process)
     update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # a limit below the memory in use
     seen = Tenant(lease).run(PROBE, "info")
-    assert seen.returncode == 4  # a new context does not fit, which is an ordinary out-of-memory error
+    # the context of a new process does not fit, which is an ordinary out-of-memory error
+    assert seen.returncode == 4
     update_limits(lease, [DeviceLimits(UUIDS[0], 2 * GIB)])
     info = json.loads(Tenant(lease).run(PROBE, "info").stdout)
     assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
@@ -342,8 +343,8 @@ def test_the_arbiter_survives_an_overwritten_or_truncated_usage_page(checked: No
 
 
 def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
-    """The page's file system is shared by all tenants. The arbiter cuts the page back to its size. The
-    tenant's figures stay, and its processes keep running.
+    """All tenants share the file system of the page. The arbiter cuts the page back to its size. The tenant's
+    figures stay, and its processes keep running.
     """
     lease = checked.lease()
     process = checked.tenant(lease, *HOLD)

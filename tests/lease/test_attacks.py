@@ -100,8 +100,8 @@ def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> 
 def test_lingering_sockets_that_a_tenant_passes_do_not_stop_the_arbiter(
     any_kernel: Node, word: bytes
 ) -> None:
-    """Each connection has some that the arbiter drops when it receives, and some when it closes. Others wait
-    in the listener's queue when the lease ends.
+    """Each connection passes some sockets that the arbiter drops when it receives, and some that it drops
+    when it closes. Others wait in the listener's queue when the lease ends.
     """
     node, lease = any_kernel, any_kernel.lease()
     assert node.arbiter is not None
@@ -195,7 +195,7 @@ def test_a_killed_keeper_leaves_no_file_to_the_arbiter(old_kernel: Node, tmp_pat
             select.select([pidfd], [], [])
         os.close(pidfd)
         others = [node.lease(f"b{number}") for number in range(8)]
-        for _ in range(40 if waits else 1):  # more messages than the line to the keeper takes
+        for _ in range(40 if waits else 1):  # more messages than the queue to the keeper process holds
             assert all(map(registers, others))
         attack()
         assert registers(node.lease("a2"))
@@ -295,8 +295,8 @@ def test_only_a_user_namespace_of_the_leases_owner_belongs_to_the_lease(
 
 
 def test_a_malformed_packet_does_not_make_the_arbiter_check_all_slots(node: Node) -> None:
-    """Every slot has an owner. The file has 750 locks, so a query of the locks is no long look: after
-    three long ones the arbiter makes none. A sweep makes 256 queries.
+    """Every slot is marked as used. The file has 750 locks, so that a query of the locks is short: after
+    three long ones the arbiter makes none. A check of all slots makes 256 queries.
     """
     lease = node.lease()
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
@@ -313,8 +313,8 @@ def test_a_malformed_packet_does_not_make_the_arbiter_check_all_slots(node: Node
 
 
 def test_malformed_packets_delay_another_tenant_by_less_than_a_millisecond(node: Node) -> None:
-    """The arbiter's processor time from the message to its answer is compared, which other programs do not
-    affect.
+    """The test compares the arbiter's processor time from the message to its answer, which other programs do
+    not affect.
     """
     lease, honest = node.lease(), Honest(node)
     with (lease / layout.USAGE_FILE).open("r+b") as usage:
@@ -335,7 +335,7 @@ def test_malformed_packets_delay_another_tenant_by_less_than_a_millisecond(node:
 
 
 def test_a_lease_whose_usage_file_has_too_many_locks_is_shut(node: Node) -> None:
-    """Each look at the locks takes longer than the arbiter waits for one."""
+    """Each query of the locks takes longer than the arbiter waits for one."""
     lease = node.lease()
 
     def is_shut() -> bool:
@@ -348,8 +348,8 @@ def test_a_lease_whose_usage_file_has_too_many_locks_is_shut(node: Node) -> None
 
 
 class Burst:
-    """COUNT simultaneous operations of a tenant with many locks. For each of them the arbiter queries all
-    locks.
+    """COUNT simultaneous operations of a tenant whose file has many locks. For each of them the arbiter
+    queries all locks.
     """
 
     COUNT = 60
@@ -361,7 +361,7 @@ class Burst:
         self.usages = [os.open(lease / layout.USAGE_FILE, os.O_RDWR) for lease in self.leases]
         for usage in self.usages:
             stack.callback(os.close, usage)
-            # with 2000 locks a query takes too long, and the arbiter refuses registrations
+            # with 2000 locks a query would take too long, and the arbiter would refuse registrations
             lock_besides(usage, 750)
 
     def tenant(self, slot: int) -> Tenant:
@@ -373,7 +373,7 @@ class Burst:
         """Prepares the burst while the arbiter runs."""
 
     def act(self) -> None:
-        """Makes the burst while the arbiter is stopped."""
+        """Makes all operations of the burst while the arbiter is stopped."""
 
 
 class HangUps(Burst):
@@ -441,8 +441,8 @@ for _ in range(int(sys.argv[2])):
 
 
 class Writes(Burst):
-    """inotify reports each write. The arbiter checks the size of the file and closes it, which is reported as
-    well. Neither walks over the locks.
+    """inotify reports each write. The arbiter then checks the size of the file and closes it, which is
+    reported as well. Neither queries the locks.
     """
 
     COUNT = 6000
@@ -456,10 +456,10 @@ class Writes(Burst):
 def test_a_tenants_message_waits_for_at_most_one_query_of_another_leases_locks(
     node: Node, kind: type[Burst]
 ) -> None:
-    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are
-    ready at once. The cost is the arbiter's processor time until the GRANT. The test compares the smallest of
-    three runs, because work after the GRANT may be counted. For the cost of all events it takes the median,
-    because on a busy machine the arbiter may seem to be done too early.
+    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are ready
+    at once. The cost is the arbiter's processor time until the GRANT: the smallest of three runs, because
+    work after the GRANT may be counted. The cost of all events is the median, because on a busy machine the
+    arbiter may seem to finish too early.
     """
     honest = Honest(node)
     assert node.arbiter is not None
@@ -484,12 +484,12 @@ def test_a_tenants_message_waits_for_at_most_one_query_of_another_leases_locks(
 
 
 def yields_at_once(pid: int) -> None:
-    """The GRANT wakes this process, which then preempts the arbiter. At equal priority the arbiter may run on
-    for a time slice of the kernel (about 4 ms), which is counted as a cost of the GRANT. With the lowest
+    """Makes the arbiter yield to this process, which the GRANT wakes. At equal priority the arbiter may run
+    on for a time slice of the kernel (about 4 ms), which would count as a cost of the GRANT. With the lowest
     priority it would hardly run on a busy machine.
     """
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(ProcessLookupError):  # a thread that makes one look ends with it
+        with suppress(ProcessLookupError):  # a thread that the arbiter started for one query may have ended
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
 
 
@@ -542,8 +542,8 @@ def test_a_tenant_that_floods_the_arbiter_is_disconnected_and_later_served_again
 
 
 def test_a_flood_of_connections_costs_the_arbiter_a_bounded_processor_time(node: Node) -> None:
-    """The arbiter accepts connections at a bounded rate. Those beyond the listener's queue wait or the kernel
-    refuses them.
+    """The arbiter accepts connections at a bounded rate. Further connections wait in the listener's queue, or
+    the kernel refuses them.
     """
     lease = node.lease()
     before, began = cpu_seconds(node), time.monotonic()
@@ -555,8 +555,8 @@ def test_a_flood_of_connections_costs_the_arbiter_a_bounded_processor_time(node:
                 with suppress(BlockingIOError):
                     connect_to_arbiter(line, lease)
     assert node.client.ready()
-    elapsed = time.monotonic() - began  # the rate limit allows 7 % of a processor over this time
-    # processor time in 1 s: 0.7 s without the rate limit, 0.02 s with it
+    elapsed = time.monotonic() - began  # at this load the rate limit allows 7 % of a processor
+    # without the rate limit the arbiter uses 0.7 s of processor time each second, with it 0.02 s
     assert cpu_seconds(node) - before < 0.2 + 0.1 * elapsed
     eventually(lambda: registers(lease))
 
@@ -574,8 +574,8 @@ os.execvp("sleep", ["sleep", "1000"])
 
 @needs("root", "fuse")
 def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp_path: Path) -> None:
-    """The attacker's exec closes a file of the tenant's own file system and waits. Until the exec ends, reads
-    of the process's /proc files wait, too.
+    """The attacker's exec closes a file of the attacker's own file system and waits. Until the exec ends,
+    reads of the process's /proc files wait, too.
     """
     lease, other = node.lease(), node.lease("other")
     with fuse_file(tmp_path / "mount", "flush") as file:
@@ -592,8 +592,8 @@ def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp
 def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant(
     shm: Node, tmp_path: Path
 ) -> None:
-    """The attacker locks its usage file, in which the arbiter publishes the counters of the attacker's time
-    slice.
+    """The attacker locks its usage file in the kernel. The arbiter publishes the counters of the attacker's
+    time slices in that file.
     """
     lease, honest = shm.lease(), Honest(shm)
     attacker = Tenant(lease, 0)
@@ -609,8 +609,8 @@ def test_a_tenant_that_locks_its_usage_file_in_the_kernel_delays_no_other_tenant
 def test_a_slot_that_a_kernel_lock_kept_from_being_cleared_is_cleared_after_the_unlock(
     shm: Node, tmp_path: Path
 ) -> None:
-    """The user has `usage` of two leases locked in the kernel, and as many threads of the arbiter wait for
-    them as a user may have. Then a process of a third lease ends.
+    """The usage files of two leases of the user are locked in the kernel, and as many threads of the arbiter
+    wait for them as one user may have. Then a process of a third lease ends.
     """
     locked, other = [shm.lease(f"locked{one}") for one in range(2)], shm.lease("other")
     processes = [registered_child(lease, slot) for lease in locked for slot in range(3)]
@@ -623,7 +623,7 @@ def test_a_slot_that_a_kernel_lock_kept_from_being_cleared_is_cleared_after_the_
         eventually(lambda: states(shm).count("D") == ABANDONED_THREADS)
         end(last)
         eventually(lambda: shm.client.list("other") == ())
-        for _ in range(50):  # with each answer the arbiter makes a look that is due
+        for _ in range(50):  # with each answer the arbiter also starts a query that is due
             assert shm.client.ready()
         assert owner_of(other, 5) != 0
     eventually(lambda: owner_of(other, 5) == 0)
@@ -643,7 +643,7 @@ sys.stdin.read()
 
 
 def registered_child(lease: Path, slot: int) -> "subprocess.Popen[str]":
-    """A process that has registered for the slot, until `end`."""
+    """Starts a process that registers for the slot and keeps it until `end`."""
     words = [sys.executable, "-c", REGISTERS, str(lease), str(slot)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "stands\n"
@@ -666,7 +666,9 @@ def owner_of(lease: Path, slot: int) -> int:
 def test_a_tenant_that_locks_its_lease_folder_in_the_kernel_delays_no_restart_of_the_arbiter(
     shm: Node, tmp_path: Path
 ) -> None:
-    """Root in a container may list the folder of its lease, in which a restarted arbiter binds a socket."""
+    """Root in a container may lock the folder of its lease by listing it. A restarted arbiter binds a socket
+    in that folder.
+    """
     lease, other = shm.lease(), shm.lease("other")
     shm.kill_arbiter()
     with locked_in_the_kernel(lease, tmp_path / "mount"):

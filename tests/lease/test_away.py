@@ -1,4 +1,6 @@
-"""A suspended lease: threads that launch or allocate wait before they reach the driver, and are counted."""
+"""A suspended lease: threads that launch or allocate wait in libvgpu before they reach the driver, and are
+counted.
+"""
 
 import json
 import sys
@@ -50,7 +52,7 @@ for line in sys.stdin:
     calls[line.strip()]()
     say(done=line.strip())
 """
-# calls of the fake driver; tests/e2e/test_idle.py tests more
+# calls that the fake driver has; tests/e2e/test_idle.py tests more
 CALLS = ("launch", "synchronise", "allocate", "free")
 
 
@@ -115,7 +117,7 @@ def test_every_wrapped_driver_call_of_a_suspended_process_waits(node: Node, leas
     put(node, lease, away=True)
     eventually(lambda: read_activity(lease).quiet)
     ask(process, "")
-    # a failure is not raised here: the assertion below fails with the names of the calls
+    # a timeout is not raised here: the assertion below fails with the names of the calls that did not wait
     with suppress(AssertionError):
         eventually(lambda: read_activity(lease).wants == count)
     ask(process, "")
@@ -158,7 +160,7 @@ def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, 
 def test_a_process_is_suspended_even_if_the_arbiter_was_absent_when_the_order_came(
     node: Node, lease: Path, tenant: "Popen[str]"
 ) -> None:
-    """The arbiter is absent when the lease is suspended. The process reads the limits page when it registers
+    """The lease is suspended while the arbiter is absent. The process reads the limits page when it registers
     again.
     """
     node.kill_arbiter()

@@ -42,7 +42,7 @@ def test_the_known_context_size_of_a_device_is_the_smallest_that_was_measured_on
     pod = write_lease(tmp_path, "e", BOTH[:1], ANYONE, ANYONE)
     say(pod / "usage", 700)
     costs.seed(tmp_path / "e")
-    # a figure that the lease's own processes measured is not overwritten
+    # vgpud does not overwrite a figure that the lease's own processes measured
     assert said(pod / "usage") == (700, 0, 0)
 
 

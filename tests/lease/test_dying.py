@@ -1,9 +1,9 @@
-"""Memory of a dying process counts until the process is gone, although its lock is dropped earlier.
+"""Memory of a dying process stays charged until the process is gone, although its lock is released earlier.
 
-The kernel drops a process's locks when it closes the process's files, and NVIDIA's files are released later:
-the device's memory becomes free last. If the arbiter gave it back with the lock, another process could get it
-too early. The release of an inotify file takes some milliseconds, so a process with several of them dies
-slowly.
+The kernel releases a process's locks when it closes the process's files. NVIDIA's files are closed later, so
+the memory of the device becomes free last. If the arbiter gave the memory back with the lock, another process
+could get it too early. The release of an inotify file takes some milliseconds, so a process with several of
+them dies slowly.
 """
 
 import fcntl
@@ -47,13 +47,13 @@ def gone(pidfd: int) -> bool:
 
 
 def make_it_look(lease: Path) -> None:
-    """Opens and closes a connection. The close makes the arbiter check which processes have ended."""
+    """Makes the arbiter check which processes have ended, by opening and closing a connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(lease / "arbiter.sock"))
 
 
 def dies_slowly(node: Node, lease: Path) -> int:
-    """Runs one process to its end. Returns how often it was alive without its lock."""
+    """Runs one process to its end. Returns how often it was seen alive without its lock."""
     process = slow_to_go(node, lease)
     pidfd, usage = os.pidfd_open(process.pid), os.open(lease / "usage", os.O_RDWR)
     process.kill()
@@ -72,8 +72,8 @@ def dies_slowly(node: Node, lease: Path) -> int:
 
 
 def test_memory_is_given_back_when_the_process_is_gone_and_not_before(node: Node) -> None:
-    """The test observes most processes between the release of their lock and their end. If it misses one, it
-    starts another.
+    """The test observes most processes between the release of their lock and their end. If it misses one
+    process, it starts another.
     """
     lease = node.lease()
     assert any(dies_slowly(node, lease) for _ in range(PROCESSES))

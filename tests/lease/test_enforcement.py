@@ -1,4 +1,4 @@
-"""Many processes under one limit, judged by the driver's own count. Errors refuse memory and never
+"""Many processes under one limit, checked against the driver's own count. Errors refuse memory and never
 grant it.
 """
 
@@ -17,7 +17,7 @@ from vgpud.lease import DeviceLimits, read_usage, write_lease
 
 @pytest.mark.parametrize("family", ["alloc", "vmm"])
 def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, family: str) -> None:
-    """The sizes are chosen so that the processes are always near the limit."""
+    """The sizes keep the processes always near the limit."""
     lease = node.lease(memory_bytes=8 * CONTEXT_BYTES + 256 * MIB)
     state = tmp_path / "driver-state"
     state.write_bytes(bytes(48))
@@ -36,7 +36,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     limit = 8 * CONTEXT_BYTES + 256 * MIB
     assert limit // 2 < most <= limit  # the driver's highest total is close to the limit and not above it
     assert now == 0  # no reservation and no allocation leaked
-    # more than 1000 of the 64000 calls reach the driver; how many are refused depends on the race
+    # more than 1000 of the 64000 calls reach the driver; the race decides how many are refused
     assert calls > 1000
     refused = sum(json.loads(out)["refused"] for out, _ in results)
     assert refused > 0

@@ -1,4 +1,4 @@
-"""vgpud/lease alone: files, the sequence lock, hostile figures."""
+"""The room vgpud/lease alone: files, the sequence lock, hostile figures."""
 
 import asyncio
 import os
@@ -157,7 +157,9 @@ def test_an_update_of_a_lease_with_other_devices_is_refused(tmp_path: Path) -> N
 
 @needs("root", "fuse")
 def test_a_tenant_that_locks_its_usage_file_in_the_kernel_does_not_delay_the_removal(tmp_path: Path) -> None:
-    """vgpud renames the lease's folder at once. The folder is removed when the kernel releases the lock."""
+    """vgpud renames the lease's folder at once. The folder is removed when the file is no longer locked in
+    the kernel.
+    """
     (tmp_path / "leases").mkdir()
     folder = write_lease(tmp_path / "leases", "a1", DEVICES, UID, GID)
     with locked_in_the_kernel(folder / "usage", tmp_path / "mount"):

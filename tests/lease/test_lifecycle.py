@@ -96,7 +96,7 @@ def test_a_kill_at_any_instruction_of_libvgpu_gives_the_memory_back(node: Node, 
             places.add(done.stdout)
         eventually(lambda: lease_used(lease) == HELD)
     assert len(places) > 1
-    # the whole limit can be filled, so no reservation is left either
+    # the whole limit can be filled, so no reservation of the killed process is left
     filled = Tenant(lease).run(PROBE, "fill", "--piece", "4MiB")
     assert json.loads(filled.stdout)["total_bytes"] == 2 * GIB - HELD - CONTEXT_BYTES
 
@@ -116,8 +116,8 @@ def test_a_kill_inside_the_driver_gives_the_memory_back(node: Node, family: str,
 
 
 def test_children_that_exec_hold_no_memory_or_slot(node: Node) -> None:
-    """subprocess uses vfork. The child has libvgpu loaded (unless it is static), and is not a process of the
-    tenant.
+    """subprocess uses vfork. The child has libvgpu loaded (unless the child is static), and does not count as
+    a process of the tenant.
     """
     lease = node.lease()
     program = str(static_program("static-program"))
@@ -157,7 +157,7 @@ def test_a_process_that_executes_a_static_program_gives_its_memory_back(node: No
 
 
 def test_the_memory_of_a_parent_is_given_back_while_its_forked_child_runs(node: Node) -> None:
-    """The memory of the ended parent is given back, although the child still has all descriptors open."""
+    """The forked child still has all descriptors of the ended parent open."""
     lease = node.lease()
     process = python(
         node,
@@ -201,7 +201,7 @@ say("ended")
 
 
 def test_a_parent_can_allocate_the_memory_of_its_dead_child_at_once(node: Node) -> None:
-    """libvgpu waits until the arbiter has cleared the slot of the child, which the parent has reaped."""
+    """libvgpu waits until the arbiter has cleared the slot of the dead child, which the parent has reaped."""
     lease = node.lease()
     process = python(
         node,
@@ -230,7 +230,7 @@ IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 @needs("namespaces")
 def test_the_arbiter_knows_a_tenant_in_a_pid_namespace(node: Node) -> None:
-    """The arbiter knows the process by the host's pid. libvgpu's NVML wrappers show its pid in the
+    """The arbiter knows the process by its pid on the host. libvgpu's NVML wrappers show its pid in the
     namespace.
     """
     lease = node.lease()
@@ -304,8 +304,8 @@ print("fine")
 
 @needs("namespaces")
 def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
-    """Another user's process with the dead tenant's pid is not treated as that tenant, nor is a later process
-    of the tenant.
+    """A process that gets the pid of the dead tenant is not treated as that tenant, whether it belongs to
+    another user or to the same one.
     """
     (tmp_path / "leases").mkdir()
     done = subprocess.run(
@@ -325,8 +325,8 @@ def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
 
 
 def test_a_limit_below_the_memory_in_use_stops_new_allocations(node: Node) -> None:
-    """No memory is granted until the use falls below the limit. No process is killed, and the free memory is
-    never negative or wrapped.
+    """No memory is granted until the use falls below the limit. No process is killed. The free memory that
+    the program sees is never negative or wrapped.
     """
     lease = node.lease()
     process = python(
@@ -347,7 +347,7 @@ while True:
 
     assert seen() == [1024, 1024 - 64 - 100, 0]
     update_limits(lease, [DeviceLimits(UUIDS[0], 128 * MIB)])
-    seen()  # the thread's current call may have begun before the change of the limit
+    seen()  # the current call of the thread may have begun before the change of the limit
     assert seen() == [128, 0, 2]
     assert process.poll() is None
     assert read_usage(lease).device(0).refusals_limit >= 1
@@ -358,7 +358,7 @@ while True:
 
 
 def test_the_limits_of_a_lease_belong_to_the_uuids_of_its_devices(node: Node) -> None:
-    """The lease lists the second device first. Limits belong to the UUID, not to the position."""
+    """The lease lists the second device first. The limits follow the UUIDs and not the positions."""
     leases = node.run_dir / "leases"
     lease = write_lease(
         leases, "two", [DeviceLimits(UUIDS[1], 300 * MIB), DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID

@@ -50,9 +50,7 @@ def test_the_memory_of_a_process_that_never_connected_is_given_back(node: Node) 
 
 
 def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> None:
-    """A process cannot register and keeps its memory, while other processes of the lease start and end and
-    the arbiter checks the slots each time.
-    """
+    """Meanwhile other processes of the lease start and end, and the arbiter checks the slots each time."""
     lease = node.lease()
     (lease / "arbiter.sock").rename(lease / "elsewhere")
     process = hold(node, lease)
@@ -69,7 +67,7 @@ def test_a_living_process_that_cannot_register_keeps_its_memory(node: Node) -> N
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", ["socket", "connect", "send", "recv"])
 def test_a_kill_before_the_registration_gives_the_slot_back(node: Node, call: str, when: str) -> None:
-    """The process is killed after it has locked its slot and before it has the arbiter's answer."""
+    """The process is killed after it has locked its slot and before the arbiter has answered it."""
     lease = node.lease()
     tenant = Tenant(lease, (TEST_BUILD / "libdies-at.so", LIBVGPU))
     died = tenant.run(PROBE, "info", DIES_AT=call, DIES_WHEN=when)

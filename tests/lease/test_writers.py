@@ -1,4 +1,4 @@
-"""Attacks of root in a container on vgpud's writes to the lease that is mounted into it."""
+"""Attacks by root in a container on vgpud's writes to the lease that is mounted into the container."""
 
 import asyncio
 import fcntl
@@ -27,8 +27,8 @@ from vgpud.lease import (
 )
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# The file is opened for reading, because it is mounted read-only. SIGIO asks the process to give its lease
-# back.
+# Takes a file lease (fcntl F_SETLEASE). The file is opened for reading, because it is mounted read-only. The
+# kernel asks for the file lease back by SIGIO, which this program ignores.
 SETS = """
 import fcntl, os, signal, sys
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -83,7 +83,7 @@ def test_no_process_can_take_a_file_lease_on_limits_that_vgpud_holds_open(lease:
 @needs("root")
 @KINDS
 def test_a_file_lease_that_was_taken_while_vgpud_was_down_delays_no_call(lease: Path, kind: int) -> None:
-    """The file lease would delay each open(2) for writing by 45 s, on the event loop."""
+    """The file lease would delay each open(2) for writing by 45 s, on vgpud's event loop."""
     writers = Writers(lease.parent)
     with attacker(lease, kind) as answer:
         assert answer == "set"
