@@ -1,7 +1,7 @@
 """Conditions on the arbiter's accounts that come true even on a slow machine.
 
-Here real processes use the real arbiter. The scheduler's exact shares are tested in test_model.py on a
-simulated clock, and measured on a device by `./dev bench shares`.
+These tests run real processes under the real arbiter. The scheduler's exact shares are tested in
+test_model.py on a simulated clock, and measured on a device by `./dev bench shares`.
 """
 
 import subprocess
@@ -14,13 +14,13 @@ from vgpud.lease import read_meters
 
 
 def launches(lease: Path) -> int:
-    """Kernel launches so far of all processes of a lease with one device."""
+    """Number of kernels that the processes of a lease with one device have launched."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.launches
 
 
 def throttled_ns(lease: Path) -> int:
-    """Nanoseconds for which libvgpu itself has delayed launches."""
+    """Nanoseconds for which libvgpu itself has delayed launches, without an order of the arbiter."""
     (meter,) = read_meters(lease, 1)
     return meter.memory.throttled_ns
 
@@ -37,8 +37,8 @@ def goes_on(lease: Path, more: int = 100) -> None:
 
 
 class Accounts:
-    """The growth of leases' counters (time used, time waited, time slices) since the object was made.
-    `ordinals` names one device of each lease.
+    """How much the counters of leases (time used, time waited, time slices) have grown since this object was
+    made. `ordinals` names one device of each lease.
     """
 
     def __init__(self, *leases: Path, ordinals: tuple[int, ...] = ()) -> None:
@@ -75,7 +75,9 @@ def have_turns(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 5) ->
 
 
 def divide(*leases: Path, least: float, most: float, ordinals: tuple[int, ...] = ()) -> None:
-    """Waits until the first lease's share of the use of all lies between these percents."""
+    """Waits until the use of the first lease, in percent of the use of all, lies between `least` and
+    `most`.
+    """
     have_turns(*leases, ordinals=ordinals, turns=1)  # from here on, all leases want the device
     what = f"a part between {least:g} and {most:g} %"
     Accounts(*leases, ordinals=ordinals).come_to(lambda got: least < got.part < most, what)
@@ -89,21 +91,21 @@ def done_ns(card: Card, *pids: int) -> int:
 
 
 def device_works(card: Card, pid: int, milliseconds: float = 0) -> None:
-    """Waits until the device has done this much more work for the process."""
+    """Waits until the device has done work of this length for the process, from now on."""
     before = done_ns(card, pid)
     eventually(lambda: done_ns(card, pid) > before + milliseconds * 1e6, f"the device works for {pid}")
 
 
 def is_cut_to(card: Card, lease: Path, percent: float, *pids: int) -> None:
-    """As is_held_to. Also asserts that the arbiter charges all work that the device does for the processes of
-    the lease, whose pids are `pids`.
+    """Waits as is_held_to does. Then asserts that the arbiter charges all work that the device does for the
+    processes of the lease, whose pids are `pids`.
     """
     have_turns(lease, turns=1)  # an arbiter that was just started charges from here on
     account, before = Accounts(lease), done_ns(card, *pids)
     is_held_to(lease, percent)
     done = done_ns(card, *pids) - before
     have_turns(lease, turns=2)  # the work of the slice in progress is charged at its end
-    # a tenant with 25 % that is not preempted does four times the work that is charged
+    # a tenant with 25 % that is never preempted does four times the work that is charged
     assert done < 2 * account.since("used_ns")[0], (done, account.since("used_ns"))
 
 
@@ -117,7 +119,7 @@ def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:
 
 
 def is_bypassed_seldom(*leases: Path, turns: int = 12) -> None:
-    """Waits until less than a quarter of this many successive time slices was bypassed. On a busy machine a
+    """Waits until less than a quarter of this many successive time slices is bypassed. On a busy machine a
     process may run so late that the arbiter bypasses it.
     """
     account = Accounts(*leases)

@@ -1,4 +1,4 @@
-"""The arbiter's time slices, with a simulated device and real processes."""
+"""Fixtures for the arbiter's time slices, with simulated devices and real processes."""
 
 import json
 import os

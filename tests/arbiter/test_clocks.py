@@ -1,5 +1,5 @@
-"""Clocks that jump: time slices are measured by CLOCK_MONOTONIC, and no message carries
-a time that sender and receiver read on different clocks.
+"""Clocks that jump or differ. Time slices are measured by CLOCK_MONOTONIC, and no message between arbiter and
+tenant carries a time of day or an absolute time.
 """
 
 import os
@@ -32,7 +32,9 @@ def shares_hold(card: Card) -> None:
 
 
 def test_shares_hold_with_an_arbiter_in_another_time_namespace(card: Card) -> None:
-    """The clocks of the two ends differ, as for a container with a clock of its own."""
+    """The clock of the arbiter differs from that of the tenants, as for a container with a clock of its
+    own.
+    """
     tried = subprocess.run([*A_DAY_LATER, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         unmet("namespaces", tried.stderr.strip())
@@ -50,8 +52,8 @@ def test_shares_hold_while_the_wall_clock_jumps(card: Card) -> None:
 
 
 def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None:
-    """The arbiter and all tenants are stopped during time slices: no tenant loses its share, and few
-    slices are bypassed.
+    """The arbiter and all tenants are stopped during time slices. No tenant loses its share, and few slices
+    are bypassed.
     """
     small, large = card.lease("a", CONSERVING, 25), card.lease("b", CONSERVING, 75)
     processes = [card.spin(lease, LONG) for lease in (small, large)]
@@ -60,7 +62,7 @@ def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None
     pids = [card.arbiter.pid, *(process.pid for process in processes)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.0)  # longer than a time slice, its drain and its bypass together
+    time.sleep(1.0)  # longer than a time slice, the wait for its end and its bypass together
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     divide(small, large, least=12, most=40)

@@ -1,4 +1,4 @@
-"""A tenant cannot leave its share by ending contexts, or by having many of them at once."""
+"""A tenant cannot exceed its share by ending contexts, or by having many of them at once."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from tests.native.harness import GIB, LIBVGPU, MIB, TEST_BUILD
 from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 SHARE = 20
-ROOM_BYTES = 64 * GIB  # a limit with room for the memory of all contexts
-# percent of the device: a tenant that is held to its share uses less than this; one that is not held uses 70
-# to 100, also on a busy machine
+ROOM_BYTES = 64 * GIB  # a memory limit with room for all contexts
+# Percent of the device. A tenant that is held to its share uses less than this. A tenant that is not held
+# uses 70 to 100, also on a busy machine.
 PARTED = 45
 
 
@@ -33,9 +33,10 @@ def is_held_to_its_share(card: Card, how: str, count: int, kernel_us: int = KERN
     )
     assert (done.returncode, done.stderr) == (0, "")
     account = counters(lease)
-    # compares granted times: on a busy machine the arbiter ends slices late, and charges the longer time
+    # The test compares granted times. On a busy machine the arbiter ends slices late, and charges the longer
+    # time.
     assert account["granted_ns"] < 2 * SHARE / 100 * (account["granted_ns"] + account["waited_ns"]), account
-    # without time slices the kernels would take four times the device time that is charged
+    # without time slices the kernels would take four times the charged device time
     assert json.loads(done.stdout)["kernels"] * kernel_us * 1000 < 2 * account["used_ns"], account
 
 

@@ -1,4 +1,4 @@
-"""Engine `cut`, which preempts tenants: shares, and the state of a preempted tenant."""
+"""Engine `cut`, which preempts tenants: compute shares, and the state of preempted tenants."""
 
 import os
 import random
@@ -55,7 +55,9 @@ def test_libvgpu_lists_the_channels_of_a_context_in_the_lease(cut_card: Card) ->
     [("eager", 0), ("eager", 1), ("graph", 0), ("callbacks", 0), ("streams", 0), ("green", 0)],
 )
 def test_each_kind_of_kernel_launch_is_held_to_the_share(cut_card: Card, mode: str, priority: int) -> None:
-    """An idle tenant with priority is not preempted. It is preempted if it has work and no share left."""
+    """A tenant with priority is not preempted while it has no work. It is preempted if it has work and no
+    share left.
+    """
     lease = cut_card.lease("a", HARD, 25, priority=priority)
     is_cut_to(cut_card, lease, 25, cut_card.spin(lease, LONG, "--mode", mode).pid)
 
@@ -122,12 +124,12 @@ def test_an_idle_tenant_gets_almost_no_time_slices(cut_card: Card) -> None:
     device_works(cut_card, process.pid)
     turns = counters(idle)["turns"]
     device_works(cut_card, process.pid, milliseconds=500)
-    assert counters(idle)["turns"] < turns + 5  # with work it would have ten slices of 50 ms
+    assert counters(idle)["turns"] < turns + 5  # a tenant with work would get ten slices of 50 ms
 
 
 def test_a_tenant_that_backfills_runs_within_the_time_slices_of_another_tenant(cut_card: Card) -> None:
-    """vgpu-spin runs for one second, which gives a rough figure. The scheduler's decisions are tested in
-    test_model.py.
+    """vgpu-spin runs for one second, so its figure is rough. test_model.py tests the scheduler's
+    decisions.
     """
     gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(full, LONG)
@@ -157,7 +159,9 @@ def test_each_request_of_a_priority_tenant_preempts_the_running_tenant(cut_card:
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
 def test_a_tenant_that_creates_and_destroys_contexts_is_held_to_its_share(cut_card: Card, how: str) -> None:
-    """One process makes 100 contexts, each with work. A channel may be gone when the arbiter disables it."""
+    """One process makes 100 contexts, each with work. A channel may be gone before the arbiter disables
+    it.
+    """
     lease = cut_card.lease("a", HARD, 50)
     said = answer(
         cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "100", "2", "1000", "1000")
@@ -178,7 +182,7 @@ def test_a_tenant_with_forty_live_contexts_is_held_to_its_share(cut_card: Card) 
 def test_time_slices_of_a_tenant_with_40_contexts_last_much_longer_than_its_preemption(
     cut_card: Card,
 ) -> None:
-    """To preempt or to enable 40 contexts takes five driver calls, which need at least 3 ms. The arbiter
+    """Preempting or enabling 40 contexts takes five driver calls, which need at least 3 ms. The arbiter
     lengthens such a tenant's slices in proportion. A tenant with one context has slices of 8 ms.
     """
     lease = cut_card.lease("a", HARD, 25)
@@ -209,8 +213,8 @@ def channels_off(card: Card) -> int:
 
 
 def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path) -> None:
-    """The kernels of each rank wait for the other rank, so a job has both devices at the same time or
-    neither.
+    """The kernels of each rank wait for the kernels of the other rank, so a job has both devices at the same
+    time or neither.
     """
     leases = [cut_card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     ranks = [pair(cut_card, tmp_path / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
@@ -224,8 +228,8 @@ def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path)
 def test_a_job_on_two_devices_and_a_tenant_on_one_of_them_take_turns(
     cut_card: Card, tmp_path: Path, policy: SharePolicy
 ) -> None:
-    """The second device has no time slices, because no other tenant is there. The job's slice ends without
-    it.
+    """No other tenant uses the second device, so it has no time slices. The job's slices on the first device
+    must end nevertheless.
     """
     job, other = cut_card.lease("a", policy, 50, devices=2), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(other, LONG)
@@ -247,8 +251,9 @@ def test_launches_are_counted_in_a_process_under_the_engine_cut(cut_card: Card, 
 
 
 def test_100_000_hostile_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
-    """Tenants list handles of another tenant, of an ended process, and random ones, in any mixture with their
-    own. An order makes at most 64 calls, and the arbiter gives a tenant up after eight refused orders.
+    """Tenants list handles of another tenant, of an ended process, and random ones, mixed with their own. The
+    arbiter makes at most 64 driver calls for an order, and after eight refused orders it enforces the
+    tenant's share by the gate.
     """
     other = cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
@@ -281,7 +286,8 @@ def test_100_000_hostile_handles_reach_no_channel_of_another_tenant(cut_card: Ca
     assert (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") < PROCESSOR_MAX_S
 
 
-ORDERS, CHANNELS = 8, 8  # refused orders of a liar before the arbiter gives it up; channels of a group
+# orders of a tenant that the driver refuses before the arbiter stops preempting it; channels of a group
+ORDERS, CHANNELS = 8, 8
 PROCESSOR_MAX_S = 3  # of the arbiter, which takes 0.06 s
 
 
@@ -291,7 +297,8 @@ def lists_its_channels(lease: Path) -> bool:
 
 def hostile_rows(dice: random.Random, known: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Channel groups that mix words of other processes' groups, of the process's own group (the last of
-    `known`) and random words. Each eight have one file, client and subdevice, so they are one call.
+    `known`) and random words. Each eight groups have one file, client and subdevice, so one driver call names
+    them together.
     """
     rows = []
     for call in range(31):
@@ -307,7 +314,7 @@ def hostile_rows(dice: random.Random, known: list[tuple[int, ...]]) -> list[tupl
 
 
 def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
-    """No message of the tenant wakes the arbiter, and vgpud only writes the limits page."""
+    """The tenant sends no message that wakes the arbiter, and vgpud only writes the limits page."""
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
     is_held_to(lease, 10)

@@ -1,4 +1,4 @@
-"""Tenants under the engine `cut` that offer the arbiter files and lists that it must not trust."""
+"""Tenants under engine `cut` that give the arbiter hostile files and lists of channels."""
 
 import ctypes
 import os
@@ -43,7 +43,9 @@ def want(tenant: Tenant) -> None:
 
 
 def goes_on(lease: Path) -> None:
-    """Waits for so many kernels of 1 ms that the arbiter must have served the other tenant meanwhile."""
+    """Waits until the other tenant has launched so many kernels of 1 ms that the arbiter must have
+    served it.
+    """
     least = launches(lease) + 2000
     eventually(lambda: launches(lease) > least, "kernels run")
 
@@ -98,7 +100,7 @@ os.execvp("sleep", ["sleep", "1000"])
 
 
 def own_line(pid: int) -> socket.socket:
-    """A duplicate of the process's own connection to the arbiter, taken by pidfd_getfd(2)."""
+    """A duplicate of the process's connection to the arbiter, taken by pidfd_getfd(2)."""
     libc, pidfd = ctypes.CDLL(None), os.pidfd_open(pid)
     try:
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -116,8 +118,8 @@ def own_line(pid: int) -> socket.socket:
 @needs("ptrace")
 @pytest.mark.parametrize("priority", [0, 1])
 def test_false_reports_of_idle_time_cost_another_tenant_no_share(cut_card: Card, priority: int) -> None:
-    """If all reports counted, such a tenant with priority and a share of 5 percent could use 88 percent of
-    the device.
+    """If the arbiter believed all reports, such a tenant with priority and a share of 5 percent could use 88
+    percent of the device.
     """
     good, bad = cut_card.lease("good", HARD, 50), cut_card.lease("bad", HARD, 5, priority=priority)
     cut_card.spin(good, LONG)

@@ -1,4 +1,6 @@
-"""Tenants under engine `cut`: endless kernels, restarts of the arbiter, suspension and stopped threads."""
+"""Tenants under engine `cut` with endless kernels, restarts of the arbiter, suspensions and stopped
+threads.
+"""
 
 import ctypes
 import errno
@@ -30,7 +32,9 @@ def is_off(lease: Path) -> bool:
 
 
 def repeated_calls(card: Card, pid: int) -> int:
-    """Counts how often a disabled channel was disabled again. It must then be enabled as often."""
+    """Counts how often the driver got an order to disable channels that were already disabled. They must then
+    be enabled as often.
+    """
     uses = [use for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]]
     return sum(use["channels_repeated"] for use in uses)
 
@@ -82,9 +86,9 @@ def test_preempted_tenants_resume_after_the_arbiter_dies(cut_card: Card) -> None
 def test_a_tenant_resumes_if_the_arbiter_dies_right_before_or_after_disabling_its_channels(
     cut_card: Card, moment: str, restarted: bool
 ) -> None:
-    """The arbiter dies between its record of a call and the call, or between the call and the record of its
-    result. Its successor does not know the state of the channels. The driver counts how often a channel is
-    disabled, so it must not be disabled again.
+    """The arbiter dies between its record of a driver call and the call, or between the call and the record
+    of its result. The next arbiter does not know the state of the channels. The driver counts how often a
+    channel is disabled, so the new arbiter must not disable it again.
     """
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
@@ -104,8 +108,8 @@ def test_a_tenant_resumes_if_the_arbiter_dies_right_before_or_after_disabling_it
 def test_a_preempted_process_that_the_restarted_arbiter_finds_late_resumes(
     cut_card: Card, tmp_path: Path
 ) -> None:
-    """The arbiter may fail to find a process when it starts. The process registers later, with its channels
-    disabled by the last arbiter. They must not be disabled a second time.
+    """A restarted arbiter may fail to find a process when it starts. The process registers later, with its
+    channels disabled by the earlier arbiter. They must not be disabled a second time.
     """
     hidden = tmp_path / "hidden"
     lease = cut_card.lease("a", HARD, 5)
@@ -127,8 +131,8 @@ def test_a_preempted_process_that_the_restarted_arbiter_finds_late_resumes(
 def test_an_arbiter_call_that_hangs_in_the_driver_stops_time_slices_on_its_own_device_only(
     cut_card: Card,
 ) -> None:
-    """While a call hangs, the other device's tenant starts and gets its slices. After the end of the arbiter
-    the tenant of the hanging call runs again.
+    """While a call hangs, the tenant of the other device starts and gets its slices. After the end of the
+    arbiter the tenant of the hanging call runs again.
     """
     hung, other = cut_card.lease("a", HARD, 5), cut_card.lease("b", HARD, 25, first_device=1)
     process = cut_card.spin(hung, LONG)
@@ -159,8 +163,7 @@ def test_a_process_whose_arbiter_is_down_enables_only_channels_that_are_disabled
 
 def test_a_preempted_tenant_whose_link_thread_waits_in_the_driver_resumes(cut_card: Card) -> None:
     """libvgpu's link thread, which talks to the arbiter, also records CUDA events. While the tenant is
-    preempted, the driver may block this thread, and then the thread does not notice that the arbiter has
-    gone.
+    preempted, the driver may block this thread, so that it does not notice the end of the arbiter.
     """
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
@@ -191,9 +194,7 @@ def test_a_tenant_suspended_while_preempted_leaves_the_driver_and_continues_when
 
 @needs("ptrace")
 def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_card: Card) -> None:
-    """The launching thread keeps running. The tenant sends the arbiter no messages, and is preempted
-    nevertheless.
-    """
+    """The stopped threads send the arbiter no messages, while the launching thread keeps running."""
     lease, other = cut_card.lease("a", HARD, 25), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
@@ -207,8 +208,8 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
 def test_a_process_whose_control_file_is_absent_for_a_moment_keeps_the_cut_engine(
     cut_card: Card, tmp_path: Path
 ) -> None:
-    """A process lacks its files for a moment while it exits, or after an exec that the arbiter has not
-    noticed. During this time the arbiter counts the tenant as preempted.
+    """A process has no control file for a moment while it exits, or after an exec that the arbiter has not
+    noticed. The arbiter then counts the tenant as preempted.
     """
     hidden = tmp_path / "hidden"
     cut_card.kill_arbiter()
@@ -228,8 +229,8 @@ def test_a_process_whose_control_file_is_absent_for_a_moment_keeps_the_cut_engin
 
 
 def test_a_tenant_whose_control_file_stays_absent_gets_the_gate_engine(cut_card: Card) -> None:
-    """The tenant's table names a file descriptor that the tenant does not have. Without engine `gate` it
-    could not be preempted at all.
+    """The tenant's table names a file descriptor that the tenant does not have, so the arbiter cannot preempt
+    it.
     """
     lease = cut_card.lease("a", HARD, 10)
     cut_card.spin(lease, LONG)
@@ -260,8 +261,8 @@ signal.pause()
 
 def test_a_capture_that_ends_through_another_name_of_its_stream_is_no_longer_counted(cut_card: Card) -> None:
     """In functions with _ptsz, NULL and CU_STREAM_PER_THREAD name the same stream. While libvgpu counts a
-    capture it records no event for a kernel. A capture that never ended would make the tenant count as idle
-    and be preempted before its kernel is done.
+    capture as open, it records no event for a kernel. A capture counted for ever would make the tenant seem
+    idle, and the arbiter would preempt it before its kernel ends.
     """
     lease, kernel_ms = cut_card.lease("a", HARD, 50), 500
     env = {"LD_PRELOAD": str(cut_card.sim.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
@@ -295,7 +296,7 @@ for _ in range(30):
 def test_a_stream_capture_that_begins_while_libvgpu_looks_for_work_is_not_invalidated(
     cut_card: Card, looks_by: str, tmp_path: Path
 ) -> None:
-    """libvgpu looks for unfinished work by a call that the driver refuses while a stream of the context is
+    """libvgpu looks for unfinished work by a driver call that is refused while a stream of the context is
     captured, and that invalidates the capture. Drivers before CUDA 12.5 do not have cuCtxRecordEvent.
     """
     lease = cut_card.lease("a", HARD, 50)

@@ -1,4 +1,4 @@
-"""Processes under engine `cut`: clients of MPS; fork, exec and eviction while preempted; handles of ended
+"""Processes under engine `cut`: clients of MPS; fork, exec and eviction while preempted; channels of ended
 processes.
 """
 
@@ -20,7 +20,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease import LeaseMemory, SwapPhase, read_swaps, update_limits
 
 # One thread computes, and waits in the driver while the process is preempted. Another thread follows commands
-# from standard input
+# from standard input.
 PROGRAM = """
 import ctypes, os, signal, sys, threading
 from tests.sim.cuda import Driver
@@ -101,8 +101,8 @@ def stays_off(card: Card, lease: Path) -> Iterator[None]:
 
 
 def clients(lease: Path) -> set[int]:
-    """The driver's clients in the tables of the tenant's processes. The arbiter may clear the slot of an
-    ended process later.
+    """The driver's client handles in the tables of the tenant's processes. The table of an ended process
+    stays until the arbiter clears its slot.
     """
     return {row[1] for slot in range(4) for row in table(lease, slot)[1]}
 
@@ -181,8 +181,8 @@ def test_channels_of_an_ended_process_that_a_tenant_still_lists_are_refused(cut_
     process = cut_card.spin(lease, LONG)
 
     def new_slots() -> list[int]:
-        """Slots with groups of the second process. It gets another slot than the first if the arbiter has not
-        yet cleared the first one's slot.
+        """Slots that list groups of the second process. The second process gets another slot than the first
+        if the arbiter has not yet cleared the first one's slot.
         """
         clients = {slot: [row[1] for row in table(lease, slot)[1]] for slot in range(2)}
         return [slot for slot, found in clients.items() if found not in ([], [stale[1]])]

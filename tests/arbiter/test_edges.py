@@ -1,4 +1,4 @@
-"""Programs with rare behaviour run inside a share as they do without one (tests/gpu/edges.c)."""
+"""Programs with rare behaviour (tests/gpu/edges.c) run inside a compute share as they do without one."""
 
 import fcntl
 import os
@@ -66,8 +66,8 @@ def test_a_program_with_much_thread_local_storage_launches(card: Card, program: 
 
 
 def test_a_program_in_which_libvgpu_cannot_start_its_thread_is_refused_at_its_first_call(card: Card) -> None:
-    """Without libvgpu's own thread no message about a time slice would be read, and each launch would wait
-    for ever.
+    """libvgpu's own thread reads the messages about time slices. Without it each launch would wait for
+    ever.
     """
     done = run(card, lease_of(card), "edges", "launch", preload=str(TEST_BUILD / "libnothreads.so"))
     assert done.returncode == 1
@@ -126,7 +126,9 @@ def test_a_memory_pool_on_a_device_outside_the_lease_is_refused(card: Card) -> N
 
 
 def closes_its_files(card: Card, lease: Path) -> "subprocess.Popen[str]":
-    """A program that has closed all its files by closefrom(3), and ends with standard input."""
+    """Starts a program that has closed all its files by closefrom(3), and that ends with its standard
+    input.
+    """
     program = subprocess.Popen(
         [str(TEST_BUILD / "edges"), "close"],
         env=environment(card, lease),
@@ -146,7 +148,8 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
     lease = lease_of(card)
     program = closes_its_files(card, lease)
     try:
-        for _ in range(3):  # each process is registered after the arbiter has seen the connection's end
+        # each of these processes registers after the arbiter has seen the end of the program's connection
+        for _ in range(3):
             assert run(card, lease, "edges", "unmap").returncode == 0
             held = [process for process in read_usage(lease).processes if process.pid == program.pid]
             assert [process.devices[0].used_bytes for process in held] == [64 * MIB]
@@ -158,7 +161,7 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
 
 
 def test_a_program_that_closed_all_its_files_keeps_its_slot_when_the_arbiter_restarts(card: Card) -> None:
-    """A new arbiter finds processes by the locks of their slots, and closefrom(3) drops this lock."""
+    """A new arbiter finds processes by the file locks of their slots, and closefrom(3) releases this lock."""
     lease = lease_of(card)
     program = closes_its_files(card, lease)
     try:

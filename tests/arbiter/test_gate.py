@@ -1,5 +1,5 @@
-"""How a process reacts to messages of the arbiter. A stand-in sends messages that the real arbiter would not
-send.
+"""Reactions of a process to messages of the arbiter. A stand-in for the arbiter sends messages that the real
+one would not send.
 """
 
 import socket
@@ -17,7 +17,8 @@ from vgpud.lease import SharePolicy
 REGISTER, WELCOME, WANT, DONE, GRANT, REVOKE, CUT = 1, 2, 4, 5, 6, 7, 11
 FREE, WATCH = 1, 2
 OPEN_ENDED = 2**64 - 1
-MESSAGE = struct.Struct("<4IqQQQIIQ24x")  # head, value; turn: number, length, window, flags, devices, sent
+# the fields of a message: head, value; turn: number, length, window, flags, devices, sent
+MESSAGE = struct.Struct("<4IqQQQIIQ24x")
 WINDOW_NS = 2_000_000
 
 
@@ -36,7 +37,7 @@ class Line:
         self.line.send(MESSAGE.pack(kind, layout.VERSION, self.slot, 1, 1, *turn))
 
     def until(self, kind: int, number: int) -> None:
-        """Reads until a message of this kind about this time slice arrives."""
+        """Reads until a message of this kind about the time slice `number` arrives."""
         said: tuple[int, int] = (0, 0)
         while said != (kind, number):
             words = MESSAGE.unpack(self.line.recv(MESSAGE.size))

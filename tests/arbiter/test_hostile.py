@@ -28,8 +28,8 @@ def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
 
 
 def misbehave(tenant: Tenant, dice: random.Random) -> None:
-    """Sends messages with random time-slice numbers, descriptors and packets of random sizes. Writes random
-    bytes into the usage page, and makes the page larger.
+    """Sends messages with random numbers of time slices, descriptors, and packets of random sizes. Writes
+    random bytes into the usage page, and enlarges it.
     """
     tenant.listen()
     tenant.say(message(WANT, tenant.slot) if dice.randrange(2) else rude(dice, tenant.slot))
@@ -67,6 +67,7 @@ def test_hostile_tenants_do_not_change_the_shares_of_other_tenants(card: Card) -
             thread.join()
     for lease in good:
         (meter,) = read_meters(lease, 1)
-        assert meter.compute.used_ns < 3600e9  # the figure is the arbiter's own, not one that a tenant wrote
+        # the arbiter's own figure is shown, and not one that a tenant wrote
+        assert meter.compute.used_ns < 3600e9
     is_bypassed_seldom(*good)
     assert card.client.ready()

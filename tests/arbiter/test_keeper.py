@@ -1,4 +1,6 @@
-"""Which sockets the keeper (native/arbiter/keeper.h) closes at once, and which on a thread of their user."""
+"""The sockets that the keeper process (native/arbiter/keeper.h) closes at once, and those that it closes on a
+thread of their user.
+"""
 
 import fcntl
 import os
@@ -22,7 +24,7 @@ ATTACKER, OTHER = 7, 8
 
 
 class Keeper:
-    """A keeper that runs, whose holder is this process."""
+    """A running keeper process that holds sockets for this process."""
 
     def __init__(self) -> None:
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,7 +44,7 @@ class Keeper:
         return self._descriptors() == self._without
 
     def close(self, one: socket.socket, user: int) -> None:
-        """Closes the socket as a holder does. Returns when the keeper has it."""
+        """Gives the socket to the keeper to close. Returns when the keeper has it."""
         number = next(self._numbers)
         socket.send_fds(self.line, [struct.pack("=QQ", number, user)], [one.fileno()])
         one.close()
@@ -56,7 +58,9 @@ class Keeper:
 
 @contextmanager
 def with_a_close_that_waits(folder: Path, sockets: int) -> Iterator[tuple[Keeper, Iterator[socket.socket]]]:
-    """A keeper in which a close for ATTACKER waits, and `sockets` sockets whose close waits too."""
+    """A keeper in which one close for the user ATTACKER hangs, and `sockets` further sockets whose close
+    hangs.
+    """
     keeper = Keeper()
     with never_written_back(folder, 1 + sockets) as (nested, file):
         keeper.close(next(nested), ATTACKER)
@@ -76,7 +80,9 @@ KINDS = pytest.mark.parametrize(
 def test_connections_without_passed_files_are_closed_while_another_close_of_their_user_hangs(
     tmp_path: Path, kind: socket.SocketKind
 ) -> None:
-    """An attack: they and the bytes in their queues took memory until the close ended."""
+    """An attack: without this, waiting connections and the bytes in their queues take memory until the
+    hanging close ends.
+    """
     with with_a_close_that_waits(tmp_path / "mount", 0) as (keeper, _):
         for sizes in [(), (1,), (0, 60000, 0), (60000, 60000, 1)]:
             ours, theirs = socket.socketpair(socket.AF_UNIX, kind)

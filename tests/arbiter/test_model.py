@@ -1,5 +1,5 @@
 """The scheduler against its models in tests/native/unit: sched_model.c, sched_exact.c, sched_backfill.c, and
-sched_cut.c, which has the engine cut as well.
+sched_cut.c, which also models engine `cut`.
 """
 
 import subprocess
@@ -21,11 +21,11 @@ def model(*words: str, program: str = "sched-model") -> None:
 
 @dataclass(frozen=True)
 class Use:
-    """What a tenant with half of a device uses under the engine `cut`, in percent of 20 s."""
+    """The use of a tenant that has half of a device under engine `cut`, in percent of 20 s."""
 
     device: float
-    off: float  # percent of the tenant's time with work in which the tenant is preempted
-    shared: float  # percent of the tenant's time on the device that another tenant shares
+    off: float  # percent of the tenant's time with work in which it is preempted
+    shared: float  # percent of the tenant's time on the device in which another tenant runs too
 
 
 def backfill(*tenants: str) -> list[Use]:
@@ -63,16 +63,18 @@ def test_two_tenants_that_fill_the_device_have_exclusive_time_slices(kind: str, 
 
 @pytest.mark.parametrize("work_us", range(4000, 10000, 500))
 def test_gaps_between_kernels_before_an_idle_time_do_not_count_after_it(work_us: int) -> None:
-    """Each tenant works with gaps for 0.5 s, idles for 4.5 s, and then has endless work. A verdict holds for
-    4 s, so an earlier one has ended at the return. With some lengths of work the measurement is
-    unfinished when the idle time begins; it must not end in a verdict at the return.
+    """Each tenant works with gaps for 0.5 s, idles for 4.5 s, and then has endless work. The scheduler's
+    verdict about gaps holds for 4 s, so an earlier verdict has expired when the work resumes. With some
+    lengths of work the measurement is unfinished when the idle time begins; it must not become a verdict when
+    the work resumes.
     """
     for use in backfill(f"returns {work_us} 20000", f"returns {work_us} 20000"):
         assert use.device == pytest.approx(50, abs=0.2)
         assert use.shared < 0.1
 
 
-# programs of sched-cut: kernels of a step, their microseconds, those of a launch, those of the pause after it
+# programs of sched-cut: kernels of a step, microseconds of a kernel, of a launch, and of the pause after the
+# step
 ENDLESS_WORK = "0 0 0 0"
 PROGRAMS = {
     "pauses": "1 5000 20 3000",
@@ -85,8 +87,8 @@ PROGRAMS = {
 
 @cache
 def rates(*tenants: tuple[str, str]) -> list[float]:
-    """Runs programs under the engine cut in virtual time. Each tenant is `POLICY:SHARE` and a program.
-    Returns the steps per second of each; of endless work its percent of the device.
+    """Runs programs under engine `cut` in virtual time. Each tenant is `POLICY:SHARE` and a program. Returns
+    the steps per second of each program, or for endless work its percent of the device.
     """
     words = [word for policy, program in tenants for word in (policy, *program.split())]
     said = subprocess.check_output([str(TEST_BUILD / "sched-cut"), *words], text=True, timeout=600)
@@ -98,15 +100,17 @@ def rates(*tenants: tuple[str, str]) -> list[float]:
 
 
 def percents(policies: Sequence[str], programs: Sequence[str]) -> list[float]:
-    """The rates of programs that run at the same time, in percent of their rates alone without a limit."""
+    """The rates of programs that run at the same time, in percent of the rate that each has alone without a
+    limit.
+    """
     got = rates(*zip(policies, programs, strict=True))
     return [100 * g / rates(("none:100", p))[0] for g, p in zip(got, programs, strict=True)]
 
 
 def check_pair(policy: str, weights: Sequence[int], programs: Sequence[str], times: Sequence[str]) -> None:
-    """Asserts three bounds. Each program gets its weight, or its rate alone with that weight if that is less.
-    The programs together get 98 percent of the sum of these. With equal weights each gets 95 percent of what
-    the driver's own time slicing gives (which costs no time in the model).
+    """Asserts three bounds. Each program gets its weight, or the rate that it has alone with that weight if
+    that is less. The programs together get 98 percent of the sum of these. With equal weights they get 95
+    percent of what the driver's own time slicing gives (which costs no time in the model).
     """
     got = percents([f"{policy}:{w}{t}" for w, t in zip(weights, times, strict=True)], programs)
     alone = [percents([f"{policy}:{w}"], [p])[0] for w, p in zip(weights, programs, strict=True)]
@@ -139,8 +143,8 @@ def test_the_time_that_a_tenant_used_alone_does_not_lower_its_later_share(
 
 @pytest.mark.parametrize(("share", "devices"), [(10, 2), (25, 2), (50, 2), (75, 2), (25, 8), (50, 8)])
 def test_a_lone_job_on_several_devices_gets_its_hard_share(share: int, devices: int) -> None:
-    """The calls for its devices wait for each other in the driver, not always in the same order. The job runs
-    only while all devices have it.
+    """Driver calls for several devices wait for each other, not always in the same order. The job runs only
+    while it has all its devices.
     """
     assert rates((f"hard:{share}/{devices}", ENDLESS_WORK))[0] == pytest.approx(share, abs=1.1)
 
@@ -168,8 +172,8 @@ def test_a_job_that_waits_for_its_host_and_a_tenant_on_one_of_its_devices_get_th
 
 
 def test_jobs_on_several_devices_get_their_shares_beside_each_other() -> None:
-    """The tenant without a share is entitled to 10 percent of the first device and to 60 of the last two, and
-    can use 10 of each.
+    """The tenant without a share could use 10 percent of the first device and 60 of the last two. It needs
+    all its devices at the same time, so it gets 10 percent of each.
     """
     shares = {"lent:40/4": 40, "hard:30/2": 30, "lent:20": 20, "none:100/4": 10}
     got = rates(*((policy, ENDLESS_WORK) for policy in shares))
@@ -189,8 +193,8 @@ def test_tenants_of_one_device_and_of_several_get_device_time_by_their_weights()
 
 
 def test_kernels_that_wait_for_each_other_on_two_devices_make_progress() -> None:
-    """The tenant has a process on each device. It runs alone, beside another such tenant, and beside a tenant
-    of one device.
+    """The tenant has a process on each of two devices. It runs alone, beside another such tenant, and beside
+    a tenant of one device.
     """
     model("ranks")
 

@@ -1,5 +1,5 @@
-"""Kernels that wait for the kernel of another rank, as in a collective operation, or for the host:
-native/probe/pair.c.
+"""Kernels that wait for the kernel of another rank, as in a collective operation, or for the host
+(native/probe/pair.c).
 """
 
 import struct
@@ -79,7 +79,8 @@ def test_ranks_in_separate_leases_make_progress_because_the_wait_for_unfinished_
     card: Card, pages: Path
 ) -> None:
     """The arbiter cannot know that the two leases belong together: one rank may have its slice while the
-    other waits for one. Its kernel then does not end; after a bounded wait the arbiter admits the other rank.
+    other waits for one. The kernel of the first rank then does not end, and after a bounded wait the arbiter
+    admits the other rank.
     """
     first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
     second = [card.lease(f"b{d}", CONSERVING, 50, first_device=d) for d in range(2)]

@@ -1,4 +1,4 @@
-"""Pausing under engine `cut`: a tenant is preempted on its devices until its lease says otherwise."""
+"""Pausing under engine `cut`: a tenant is preempted on its devices until its lease lifts the pause."""
 
 from pathlib import Path
 
@@ -102,8 +102,8 @@ def test_a_tenant_killed_while_paused_leaves_nothing_on_the_device(cut_card: Car
 
 
 def test_a_suspension_lifts_the_pause_until_the_tenant_is_resumed(cut_card: Card) -> None:
-    """During the suspension the tenant needs its channels: its work in flight ends, and libvgpu copies its
-    memory.
+    """During the suspension the tenant needs its channels: its work in flight must end, and libvgpu copies
+    its memory.
     """
     lease, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", FREE, 100)
     process = cut_card.spin(lease, LONG)

@@ -1,4 +1,4 @@
-"""The measuring programs of tests/gpu on the simulator: they run, and their output is complete."""
+"""The measuring programs of tests/gpu run on the simulator, and their output is complete."""
 
 import json
 import subprocess

@@ -56,7 +56,9 @@ def test_the_processes_of_a_tenant_have_one_share_together(card: Card) -> None:
 
 
 def test_a_kernel_longer_than_its_time_slice_is_charged(card: Card) -> None:
-    """A slice with a long kernel ends late, and the tenant's next slice starts later by the same time."""
+    """A time slice with a long kernel ends late, and the tenant's next slice starts later by the same
+    time.
+    """
     lease = card.lease("a", HARD, 10)
     card.kernel_us = 40_000
     card.spin(lease, LONG)
@@ -107,7 +109,7 @@ def test_a_stopped_holder_of_a_time_slice_is_bypassed(card: Card) -> None:
     os.kill(victim.pid, signal.SIGSTOP)
     try:
         assert works(card.spin(living, 0.5))
-        # the arbiter does not wait for the stopped process again until the process answers
+        # after a bypass the arbiter does not wait for the stopped process again until the process answers
         assert counters(stopped)["bypasses"] - before <= 2
     finally:
         os.kill(victim.pid, signal.SIGCONT)
@@ -163,7 +165,7 @@ def test_two_tenants_with_processes_on_the_same_two_devices_do_not_deadlock(card
 def test_a_process_on_a_second_device_joins_the_time_slice_of_its_tenant(
     card: Card, policy: SharePolicy
 ) -> None:
-    """The second process does not wait for a time slice, whether the policy makes time slices or not."""
+    """The second process does not wait for a time slice, whether the share policy has time slices or not."""
     lease = card.lease("a", policy, 50, devices=2)
     card.spin(lease, LONG, "--device", "0")
     eventually(lambda: counters(lease)["turns"] > 0, "the first process has a turn")
@@ -172,8 +174,8 @@ def test_a_process_on_a_second_device_joins_the_time_slice_of_its_tenant(
 
 @pytest.mark.parametrize("mode", ["multi", "both"])
 def test_a_process_on_several_devices_has_time_slices_on_each(card: Card, mode: str) -> None:
-    """One launch on all devices, and launches on one device after the other. Launches on the first device
-    need no time slice.
+    """The process launches on all devices at once, and on one device after the other. Launches on the first
+    device need no time slice.
     """
     both = card.lease("a", CONSERVING, 50, devices=2)
     single = card.lease("b", CONSERVING, 50, first_device=1)
@@ -234,8 +236,8 @@ def test_an_idle_arbiter_does_not_wake_up(card: Card) -> None:
     pid = card.arbiter.pid
 
     eventually(lambda: len(card.client.list("a") + card.client.list("b")) == 2, "its tenants have come")
-    # the arbiter waits in epoll_pwait(2) without a timeout: it has nothing to check later,
-    # proc_pid_syscall(5)
+    # the arbiter waits in epoll_pwait(2) without a timeout, because it has nothing to check later
+    # (proc_pid_syscall(5))
     eventually(lambda: waits_for_ever(pid), "the arbiter sleeps until it is woken")
 
 
@@ -252,7 +254,8 @@ def test_the_arbiter_keeps_one_descriptor_open_for_an_idle_lease(card: Card) -> 
     eventually(one_each, "one descriptor a lease")
     answer(card.spin(leases[7], 0.3))
     eventually(one_each, "one descriptor a lease")
-    assert counters(leases[7])["used_ns"] > 0  # the use was published before the lease's files were closed
+    # the arbiter published the use before it closed the lease's files
+    assert counters(leases[7])["used_ns"] > 0
     card.kill_arbiter()
     card.start_arbiter()
     eventually(one_each, "one descriptor a lease")

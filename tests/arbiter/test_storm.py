@@ -29,13 +29,13 @@ WORDS = {"shipped": ("6", "200", "2"), "address": ("6", "60", "2"), "thread": ("
 def test_threads_that_call_all_families_of_functions_leave_no_memory_charged(
     tmp_path: Path, engine: str, flavour: str
 ) -> None:
-    """Each call succeeds or is refused for memory, no sanitizer complains, and the ledger returns to the
-    context alone: nothing stays charged.
+    """Each call succeeds or is refused for memory, and no sanitizer complains. At the end only the context is
+    charged.
     """
     more = {
         "LD_PRELOAD": " ".join(map(str, LIBRARIES[flavour]())),
         "ASAN_OPTIONS": "detect_leaks=0",
-        # the simulated driver is not instrumented, so what it orders is not known
+        # the simulated driver is not instrumented, so the sanitizer does not see what it orders
         "TSAN_OPTIONS": "ignore_noninstrumented_modules=1 report_thread_leaks=0",
     }
     with made_card(engine) as card:

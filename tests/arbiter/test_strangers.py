@@ -1,4 +1,4 @@
-"""Ordinary programs run inside a share as they do without one (tests/gpu/strangers.c)."""
+"""Ordinary programs (tests/gpu/strangers.c) run inside a compute share as they do without one."""
 
 import errno
 import subprocess
@@ -49,7 +49,7 @@ def test_a_programs_file_stays_open_at_a_descriptor_number_that_libvgpu_has_just
 
 
 def test_a_program_that_closes_the_files_of_its_lease_is_limited(card: Card) -> None:
-    """As tests.gpu.edges_h200 runs it on a card, whose driver needs its own files."""
+    """tests.gpu.edges_h200 runs the same on a card, whose driver needs files of its own."""
     lease = lease_of(card)
     done = run(card, lease, "closefrom", str(lease))
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,9 +85,7 @@ def test_a_process_that_is_forbidden_a_system_call_is_still_limited(card: Card, 
 
 
 def test_memory_of_dead_processes_that_never_registered_is_given_back(card: Card) -> None:
-    """A system-call filter kept these processes from connecting, so the arbiter gets no notice of their
-    end.
-    """
+    """A system-call filter kept these processes from connecting, so the arbiter is not told of their end."""
     lease = lease_of(card)
     # each process leaves the memory of a context in its slot; the lease has room for three
     for _ in range(8):
