@@ -12,20 +12,20 @@ from tests.demo.node import POLICY, Command, Daemon, DemoNode
 from tests.simnode import create
 
 NodeMaker = Callable[..., DemoNode]
-#: A policy for tests that suspend tenants. Its small reserve of host memory lets a test machine with little
-#: memory take them.
+# A policy for tests that suspend tenants. It reserves little host memory, so that a test machine with little
+# memory can hold the tenants' memory.
 ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 
 
 def simulated(state: Path, profile: str, driver: str = "") -> dict[str, str]:
-    """The environment variables of a new simulated node. A missing build fails the test."""
+    """The environment variables of a new simulated node. Fails the test if the simulator is not built."""
     inside: dict[str, str] = create(state, profile, driver=driver).environment(os.environ)
     return inside
 
 
 class PreparedNode(DemoNode):
-    """A node whose daemon and vgpuctl are forked from prepared processes that have imported vgpud. A node
-    with a daemon program of its own starts that program.
+    """A node whose daemon and vgpuctl are forked from prepared processes that have already imported vgpud. A
+    node with a daemon program of its own starts that program.
     """
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
@@ -39,7 +39,7 @@ class PreparedNode(DemoNode):
         return command
 
 
-#: vgpuctl and tenants of the test that runs.
+# vgpuctl and tenants that the running test has started
 _launched: list[Command] = []
 
 
@@ -49,7 +49,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Kills the tenants that a failed test leaves: on a shared node, later tests would fail or wait, too."""
+    """Kills the tenants that a failed test leaves. On a shared node, later tests would otherwise fail or
+    wait.
+    """
     report = yield
     for command in _launched:
         if report.failed and command.poll() is None:
@@ -113,7 +115,7 @@ def cut_node(make_node: NodeMaker, shared_policy: str) -> Iterator[DemoNode]:
 
 
 def end_helpers(node: DemoNode) -> None:
-    """Ends every process that names this node's folder in its command line or environment."""
+    """Ends every process whose command line or environment names this node's folder."""
     marker = f"{node.folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

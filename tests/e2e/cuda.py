@@ -1,4 +1,4 @@
-"""What the tenants' programs of these tests have in common."""
+"""The common part of the tenants' programs in these tests."""
 
 _HEAD = """
 import ctypes as c, json, sys

@@ -1,6 +1,6 @@
-"""What each mode keeps on each driver, tried on simulated nodes: the table of docs/modes.md.
+"""Tries on simulated nodes what each mode enforces on each driver branch, for the table of docs/modes.md.
 
-`python -m tests.e2e.matrix` prints it.
+`python -m tests.e2e.matrix` prints the table.
 """
 
 import json
@@ -86,8 +86,8 @@ def keeps_memory(node: DemoNode, mode: str, program: list[str]) -> bool:
 
 @contextmanager
 def holding(node: DemoNode) -> Iterator[str]:
-    """Starts a preload tenant, yields its allocation's id, and kills the tenant afterwards, as it may be
-    suspended then.
+    """Starts a preload tenant, yields the id of its allocation, and kills the tenant afterwards, because a
+    suspended tenant would not end.
     """
     tenant = node.tenant(options("preload"), HOLD)
     tenant.line()
@@ -100,13 +100,15 @@ def holding(node: DemoNode) -> Iterator[str]:
 
 
 def does(node: DemoNode, *verb: str) -> bool:
-    """Returns whether vgpud carries out this verb for a preload tenant."""
+    """Returns whether vgpud can carry out this verb of vgpuctl for a preload tenant."""
     with holding(node) as name:
         return node.ctl(verb[0], name, *verb[1:], check=False).returncode == 0
 
 
 def suspends_sharing(node: DemoNode) -> bool:
-    """Returns whether two processes that share memory are suspended, and share it after the resumption."""
+    """Returns whether two processes that share memory can be suspended, and share the memory after their
+    resumption.
+    """
     tenant = node.tenant(options("preload"), SHARING)
     tenant.line()
     (name,) = states(node)

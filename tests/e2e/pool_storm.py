@@ -34,8 +34,8 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import ArbiterClient, read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# Carries out the command in each line, and then prints a checksum of all bytes. "fill SEED" writes new bytes,
-# "grow MIB SEED" also allocates more (by cuMemCreate if the seed is odd), "sum" does nothing.
+# Carries out the command in each line, and then prints a checksum of all its bytes. "fill SEED" writes new
+# bytes, "grow MIB SEED" also allocates more (by cuMemCreate if the seed is odd), "sum" changes nothing.
 PROGRAM = cuda_program("""
 import random, zlib
 held = []
@@ -82,7 +82,7 @@ CUT = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
 
 @dataclass
 class Tenant:
-    """A program under an allocation, with the checksum and the size of memory that it is expected to have."""
+    """A program under an allocation, with the size and the checksum of the memory that it should have."""
 
     node: DemoNode
     held: pb.Allocation
@@ -196,7 +196,7 @@ class Storm:
         self.is_released(tenant)
 
     def is_released(self, tenant: Tenant) -> None:
-        """Releases the tenant's allocation, as soon as vgpud knows that its processes are gone."""
+        """Releases the tenant's allocation as soon as vgpud knows that its processes have ended."""
         eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
 
     def alive(self, tenant: Tenant) -> bool:
@@ -260,7 +260,7 @@ class Storm:
 
     def _check_node(self, held: dict[str, pb.Allocation]) -> None:
         """Compares the state and the device of each process with the simulated driver's, and its memory with
-        the lease's figure. Devices outside of the test have no memory in use.
+        the lease's figure. Asserts that no memory is in use on devices outside of the test.
         """
         simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
         state = self.node.environment["VGPU_SIM_STATE"]

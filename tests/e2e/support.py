@@ -1,4 +1,4 @@
-"""Shared by the fault tests: API calls from the test's process, commands of the simulator, waiting for a
+"""Helpers of the fault tests: API calls from the test's process, commands of the simulator, waiting for a
 condition.
 """
 

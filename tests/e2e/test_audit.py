@@ -1,4 +1,4 @@
-"""The audit trail of a whole vgpud: a change through any door leaves exactly one line."""
+"""The audit trail of a whole vgpud: each change leaves exactly one line, whichever interface it comes by."""
 
 import json
 import os
@@ -135,7 +135,7 @@ class Row:
 
 
 def fragmented(trail: Trail) -> str:
-    """Starts a tenant and moves it to device 3, which `defrag` then empties."""
+    """Starts a tenant and moves it to device 3, so that `defrag` can empty that device."""
     held = trail.tenant()
     trail.call("Move", allocation_id=held, to=[trail.uuid(3)])
     return held
@@ -171,7 +171,7 @@ BY_GRPC = {
 
 
 def settled(trail: Trail, row: Row) -> list[dict[str, Any]]:
-    """The audit lines of the change alone, without those of its preparation."""
+    """The audit lines of the change alone, without those of `before`."""
     made = row.before(trail)
     trail.lines()
     row.change(trail, made)
@@ -222,8 +222,8 @@ def test_a_call_that_is_not_in_the_audit_table_changes_nothing(trail: Trail, nam
 def prepared(trail: Trail) -> str:
     """Allocates for a container, and returns the allocation's id.
 
-    vgpud identifies a container by the process that starts it. In this module that is always the test's
-    process, so the previous container is released first.
+    vgpud identifies a container by the process that starts it, which in this module is always the test's
+    process. So the previous container is released first.
     """
     if trail.container in states(trail.node):
         # check=False, because vgpud may have released the container's allocation already
@@ -269,8 +269,8 @@ def test_the_release_of_an_ended_container_leaves_one_audit_line_with_its_reason
     trail.hook("end", held, told={})
 
     def of_it(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The audit lines of the held allocation. The container of an earlier test may be released at the
-        same time.
+        """The audit lines of the allocation that the test holds. The container of an earlier test may be
+        released at the same time.
         """
         return [line for line in lines if line.get("allocation") == held]
 
@@ -285,7 +285,7 @@ def test_the_release_of_an_ended_container_leaves_one_audit_line_with_its_reason
 
 @needs("driver-580")
 def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
-    """A repeated request leaves no second line, so a tenant in a loop cannot fill the journal."""
+    """Without this, a tenant that repeats a request in a loop could fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")
     trail.lines()
@@ -299,7 +299,9 @@ def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
 
 
 def reloads(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Door and reason of each reload. Lines of an earlier test's container may lie between them."""
+    """The fields `door` and `reason` of each reload. Lines about the container of an earlier test may lie
+    between them.
+    """
     return [(line["door"], line["reason"]) for line in lines if line["audit"] == "reload policy"]
 
 
@@ -327,7 +329,7 @@ def test_the_next_start_ends_an_interrupted_change_with_an_audit_line(make_node:
 
 
 def test_mig_instances_that_vgpud_makes_by_itself_leave_audit_lines(make_node: NodeMaker) -> None:
-    """A tenant blocks the layout. vgpud makes the layout's MIG instances after the tenant has ended."""
+    """A tenant blocks the layout. vgpud makes the MIG instances of the layout after the tenant has ended."""
     node = make_node()
     node.start()
     held = allocate(node, mig_profile="1g.18gb", selector=pb.Selector(indices=[0]))

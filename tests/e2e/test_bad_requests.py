@@ -21,7 +21,7 @@ def node(make_shared_node: NodeMaker) -> DemoNode:
 
 @pytest.fixture(autouse=True)
 def nothing_is_held(node: DemoNode) -> Iterator[None]:
-    """Asserts that a refused request leaves no allocation."""
+    """Asserts after each test that the refused requests have left no allocation."""
     yield
     assert states(node) == {}
     assert list((node.run_dir / "leases").iterdir()) == []

@@ -1,5 +1,5 @@
-"""Preload tenants that hold device memory past libvgpu: vgpud finds and reports them, and ends them where the
-policy says so.
+"""Preload tenants that allocate device memory without libvgpu: vgpud finds and reports them, and ends them if
+the policy says so.
 """
 
 import http.client
@@ -34,7 +34,7 @@ SIMULATED = ("VGPU_SIM_STATE", "LD_LIBRARY_PATH")
 
 
 def marks(node: DemoNode) -> dict[str, dict[str, str]]:
-    """The sentences of the marks, by kind and allocation."""
+    """The sentences of the marks, by allocation and kind."""
     with client(node) as calls:
         held = calls.list_allocations().allocations
     return {item.id: {mark.kind: mark.sentence for mark in item.marks} for item in held}
@@ -76,7 +76,7 @@ def start(node: DemoNode, command: Sequence[str], options: list[str] | None = No
 
 
 def stripped(node: DemoNode) -> list[str]:
-    """A prefix for a command that drops the lease's environment, as a program that cleans its environment
+    """The beginning of a command that drops the lease's environment, as a program that cleans its environment
     does. Only the simulator's variables stay.
     """
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
@@ -218,8 +218,8 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
 def test_calls_of_an_unknown_driver_are_reported_once_for_each_allocation(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
-    """For an unknown driver each allocation gets one mark, however often vgpud looks, and `doctor` prints one
-    line for both.
+    """Each allocation gets one mark for an unknown driver, however often vgpud checks, and `doctor` prints
+    one line for both allocations.
     """
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]
@@ -266,8 +266,8 @@ def test_a_process_of_a_container_that_never_connected_is_marked(
 
 
 def honest(node: DemoNode) -> dict[str, list[str]]:
-    """One program for each way of allocating that libvgpu limits. Each runs until its standard input is
-    closed. Those that use the most processor time start last.
+    """One program for each way of allocating that libvgpu limits. Each program runs until its standard input
+    is closed. The programs that use the most processor time start last.
     """
     families = ("alloc", "pitch", "managed", "async", "vmm", "array")
     cycles = str(TEST_BUILD / "context-cycles")
@@ -310,7 +310,7 @@ def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
         eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 2, "looks")
         assert [name for name, tenant in tenants.items() if not tenant.alive] == []
         marked = {kind for found in marks(node).values() for kind in found}
-        assert marked <= {"gated"}  # the engine's mark, which a slow machine can cause
+        assert marked <= {"gated"}  # the mark `gated`, which a slow machine can cause
         assert metric(node, "vgpud_allocations_marked_total") == 0
     finally:
         for tenant in tenants.values():

@@ -1,4 +1,4 @@
-"""CDI specs stay correct while the daemon runs: vgpud notices a change that makes a spec stale."""
+"""CDI specs stay correct while the daemon runs: vgpud notices changes that make a spec stale."""
 
 import json
 import shutil
@@ -45,7 +45,9 @@ def mounted(node: DemoNode, name: str) -> set[str]:
 
 
 def test_no_mount_of_a_slice_is_below_another(node: DemoNode) -> None:
-    """A runtime in a user namespace opens the parent of each mount. It may not list the lease's folder."""
+    """A container runtime in a user namespace opens the parent of each mount, and may not list the lease's
+    folder.
+    """
     node.start()
     places = {Path(mount["containerPath"]) for mount in edits(node, quota(node).id)["mounts"]}
     assert Path("/run/vgpu/lease") in places
@@ -124,7 +126,7 @@ n.nvmlGpuInstanceDestroy(instance)
 
 
 def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(node: DemoNode) -> None:
-    """vgpud makes the instance again, because a spec must not name an instance that does not exist."""
+    """vgpud makes the instance again, because a CDI spec must not name an instance that does not exist."""
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     mig = held.slices[0].mig

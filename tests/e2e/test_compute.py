@@ -1,4 +1,4 @@
-"""Compute shares through the daemon: requested, added up, resized while a program runs, and counted."""
+"""Compute shares through the daemon: requested, summed, resized while a program runs, and metered."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.e2e.test_turns import simulated
 from vgpud.lease import DeviceLimits, SharePolicy, read_limits
 
 KERNEL_US = "1000"
-# allows an unprivileged test user to ask for priority
+# allows a test user without privileges to ask for priority
 PRIORITY = '[[quota]]\nmax_priority = "above-normal"\n'
 ASKED = ["--isolation", "quota", "--device", "0", "--memory", "2GiB"]
 SPIN = ["env", f"VGPU_SIM_KERNEL_US={KERNEL_US}", str(BUILD / "bin" / "vgpu-spin"), "--kernel-us", KERNEL_US]
@@ -20,8 +20,8 @@ SPIN += ["--seconds", str(LONG)]
 
 
 class OneSlice:
-    """True once the device has done 200 ms of work in one time slice. At a hard share of 25 % a time slice is
-    shorter.
+    """A condition that is true once the device has done 200 ms of work in one time slice. At a hard share of
+    25 % a time slice is shorter.
     """
 
     def __init__(self, node: DemoNode, lease: Path) -> None:
@@ -69,7 +69,9 @@ def test_compute_shares_of_a_device_do_not_exceed_100_percent(started: DemoNode)
 
 
 def test_an_idle_tenants_share_is_lent_under_work_conserving(started: DemoNode) -> None:
-    """The share is a hard limit at first. The reload of the policy changes it for the running tenant."""
+    """The share is hard at first. The reload of the policy makes it work-conserving for the running
+    tenant.
+    """
     idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
     idle.line()
     (idle_id,) = active(started, 1)

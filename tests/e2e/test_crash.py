@@ -27,8 +27,8 @@ def client(node: DemoNode) -> Client:
 
 
 def world(node: DemoNode) -> dict[str, int]:
-    """The number of objects of each kind that allocations consist of: leases, specs, MIG instances and
-    others. A crash must leave none of them behind.
+    """The number of objects of each kind that allocations consist of, for example leases, CDI specs and MIG
+    instances. A crash must leave none of them behind.
     """
     with client(node) as calls:
         devices = calls.list_devices().devices
@@ -68,7 +68,7 @@ def release(node: DemoNode, allocation: str) -> None:
 
 
 def was_cut(node: DemoNode, error: VgpuError) -> None:
-    """Asserts that vgpud was killed at its fault point, and that the caller's error is UNREACHABLE."""
+    """Asserts that vgpud was killed at its fault point, and that the caller got the error UNREACHABLE."""
     assert error.code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
     assert node.daemon.wait(300) == -9
@@ -141,7 +141,7 @@ def test_a_start_cut_after_any_step_of_an_undo_converges_at_the_next_start(node:
 
 
 def test_allocations_of_every_mode_survive_kills_of_vgpud(node: DemoNode) -> None:
-    """One allocation for each mode, each on its own device. vgpud is killed five times."""
+    """Each mode has one allocation on its own device. vgpud is killed five times."""
     node.start()
     held = [allocate(node, mode, mode).id for mode in ASK]
     before = snapshot(node)

@@ -1,5 +1,5 @@
-"""The daemon stops with calls under way: it answers them, finishes them or leaves them to the next start. No
-task is dropped before its end.
+"""The daemon stops while calls are under way: it answers them, completes them or leaves them to the next
+start. No asyncio task is dropped before its end.
 """
 
 import sys
@@ -25,7 +25,9 @@ COMPLAINTS = ("left behind", "destroyed", "never retrieved", "never awaited", "T
 
 
 def keep_calling(node: DemoNode, number: int) -> None:
-    """Calls repeatedly until the daemon ends. Every second caller gives up before its answer arrives."""
+    """Calls repeatedly until the daemon has ended. Every second caller disconnects before its answer
+    arrives.
+    """
     seconds = 30 if number % 2 else 0.02
     while True:
         try:

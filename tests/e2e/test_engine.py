@@ -1,4 +1,6 @@
-"""Engine `cut` through the daemon: chosen by policy and probe, reported in each view, kept across crashes."""
+"""Engine `cut` through the daemon: chosen by policy and probe, shown by vgpuctl and metrics, kept across
+crashes.
+"""
 
 import json
 import os
@@ -128,7 +130,7 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_result_of_the_pro
 
 
 def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
-    """The arbiter still has the lease. vgpud makes it read the engine again, so the tenant's next
+    """The arbiter still serves the lease. vgpud makes it read the engine again, so that the tenant's next
     program runs under engine `gate`.
     """
     cut_node.start()
@@ -174,8 +176,8 @@ def test_an_allocation_cut_before_or_after_the_choice_of_the_engine_converges(
 
 
 def test_a_tenant_from_a_version_without_engines_keeps_the_gate(cut_node: DemoNode) -> None:
-    """The state after an upgrade from a version without engine files: a lease exists, but no file with its
-    device's engine.
+    """As after an upgrade from a version without engine files: there is a lease, and no file with the engine
+    of its device.
     """
     cut_node.start()
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
@@ -215,7 +217,7 @@ def test_a_tenant_is_marked_and_gets_the_gate_if_the_driver_begins_to_refuse_cut
     eventually(lambda: sentence in cut_node.ctl("show", held).stdout, "it is marked")
     assert f"{held} is gated: {sentence}" in cut_node.ctl("doctor", check=False).stdout
     assert events(cut_node, "allocation_gated") == [held]
-    have_turns(lease)  # the tenant still gets time slices, which libvgpu's gate enforces now
+    have_turns(lease)  # the tenant still gets time slices, now enforced by libvgpu's gate
     is_held_to(lease, 25)
     assert table(lease)[0] == 0
     tenant.process.kill()

@@ -1,4 +1,6 @@
-"""Suspension by eviction: libvgpu copies what it can to the host, the driver saves the rest where it must."""
+"""Suspension by eviction: libvgpu copies what it can to the host, and the driver's checkpoint saves the rest
+if it must leave the device.
+"""
 
 import json
 import signal
@@ -31,7 +33,7 @@ host_memory_reserve = "1MiB"
 IDLE = EVICTS.replace("evictable = true", 'idle_suspend = "300ms"\nmin_residence = "100ms"')
 HELD_MIB = 8 + LARGE_MIB + 3 + 2
 NO_DRIVER = ("fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
-#: The devices do not reach each other, so moves go by the host
+# the devices cannot reach each other's memory, so moves go through host memory
 BY_HOST = ("fault", "fail", "--function", "cuDeviceCanAccessPeer")
 LIMIT = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
@@ -108,7 +110,7 @@ def test_a_suspension_evicts_memory_without_the_drivers_checkpoint_and_leaves_th
     end(node, tenant, name)
 
 
-# Holds 64 MiB that libvgpu can evict, and memory of kinds that it cannot
+# Holds 64 MiB that libvgpu can evict, and memory of the kinds that it cannot evict.
 KINDS = cuda_program("""
 memory, piece = c.c_uint64(), c.c_uint64()
 class Prop(c.Structure):
@@ -134,7 +136,7 @@ def test_memory_that_stays_on_the_device_is_reported_by_kind(node: DemoNode) -> 
     contexts = kinds.pop("contexts and arrays")
     assert kinds == {
         "physical memory": 10,  # MiB of cuMemCreate without a mapping
-        "pools": 32,  # MiB; pools take whole blocks of the driver
+        "pools": 32,  # MiB; a memory pool takes whole blocks of the driver
         "managed": 6,
         "small allocations": 2,  # MiB: one page of the driver
     }
@@ -172,7 +174,8 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
     suspend(node, name)
     assert used_mib(node) > 0
     at_once = gone.suspended_bytes
-    gone = suspend(node, name, deep=True)  # the driver saves what the eviction left on the device
+    # the driver's checkpoint saves what the eviction left on the device
+    gone = suspend(node, name, deep=True)
     assert (gone.stays_bytes, used_mib(node)) == (0, 0)
     assert gone.suspended_bytes == pytest.approx(at_once, abs=8 * MIB)
     assert suspend(node, name, deep=True).revision == gone.revision
@@ -296,8 +299,8 @@ def test_a_move_whose_copy_between_devices_fails_goes_through_host_memory_at_onc
 def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driver_saves(
     node: DemoNode,
 ) -> None:
-    """The simulated driver refuses one call that locks host memory, and one that unlocks it. So the test sees
-    that both calls were made; their failure does no harm.
+    """The simulated driver is set to refuse one call that page-locks host memory, and one that unlocks it.
+    The refusals show that both calls were made, and do no harm.
     """
     simulate(node, *BY_HOST)
     tenant, name = holding(node, str(LARGE_MIB))
@@ -310,7 +313,7 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
     assert goes_on(tenant)
     move(node, name, 3)
     assert goes_on(tenant)
-    # the buffer exists, so this call locks it again for the copies to the other device
+    # the buffer exists, so this call page-locks it again for the copies to the other device
     simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
     move(node, name, 0)
     assert len(simulated(node)["faults"]) == 1
@@ -362,8 +365,8 @@ POINTS = {
 def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
     cut_node: DemoNode, verb: str, point: str
 ) -> None:
-    """vgpud is killed at each step. The next start finishes an interrupted eviction, undoes an interrupted
-    step of the driver's checkpoint, and finishes an interrupted resumption.
+    """vgpud is killed at each step. The next start completes an interrupted eviction, undoes an interrupted
+    step of the driver's checkpoint, and completes an interrupted resumption.
     """
     node = cut_node
     node.start(fault_point=point)
@@ -437,7 +440,9 @@ def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
 def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(
     cut_node: DemoNode, point: str, by_host: bool
 ) -> None:
-    """The first tenant that reaches the point ends vgpud; the others are at any other step."""
+    """The first tenant that reaches the fault point ends vgpud, while the other tenants are at any step of
+    their moves.
+    """
     node = cut_node
     if by_host:
         simulate(node, *BY_HOST)
@@ -482,7 +487,7 @@ def test_every_kind_of_call_of_an_evicted_tenant_waits_until_it_is_resumed(make_
     kinds = tenant.line()["calls"]
     (name,) = states(node)
     lease = node.run_dir / "leases" / name
-    # after "capture" the stream is being captured, and such a tenant is not evicted
+    # after the call "capture" the stream is being captured, and libvgpu does not evict such a tenant
     for kind in kinds[: kinds.index("capture") + 1]:
         assert suspend(node, name).stays_bytes > 0
         ask(tenant, kind)

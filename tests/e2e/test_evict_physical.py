@@ -1,4 +1,4 @@
-"""Eviction of physical memory that the program makes itself (cuMemCreate), as PyTorch's expandable segments
+"""Eviction of physical memory that the program itself creates (cuMemCreate), as PyTorch's expandable segments
 do.
 """
 
@@ -18,7 +18,7 @@ from tests.e2e.test_suspend import resume
 from tests.e2e.test_turns import used_mib
 from vgpud.lease import read_swaps
 
-# A pool of 20 MiB pieces in one range of addresses, each with its own content. Follows commands from standard
+# Holds pieces of 20 MiB in one range of addresses, each with its own content. Follows commands from standard
 # input.
 PROGRAM = cuda_program("""
 import os, random
@@ -118,7 +118,7 @@ def name(node: DemoNode) -> str:
 
 
 def do(tenant: Tenant, *words: str) -> bool:
-    """Sends each word as a command. Returns whether all contents were right after each."""
+    """Sends each word as a command. Returns whether all contents were right after each command."""
     good = True
     for word in words:
         assert tenant.process.stdin is not None

@@ -1,4 +1,4 @@
-"""NVML that is missing, appears late, is slow or hangs, and a device that is lost while it has tenants."""
+"""NVML is missing, appears late, is slow or hangs, or a device is lost while it has tenants."""
 
 import subprocess
 import sys
@@ -112,7 +112,7 @@ def impatient(make_node: NodeMaker) -> DemoNode:
 
 
 def healths(node: DemoNode) -> list[str]:
-    """Health of each device in vgpud's last snapshot, which may be one second old."""
+    """The health of each device in vgpud's last snapshot, which may be one second old."""
     with client(node) as calls:
         return [device.health for device in calls.list_devices().devices]
 
@@ -140,7 +140,7 @@ def test_a_hanging_device_leaves_the_others_in_service(impatient: DemoNode) -> N
 
 
 def test_vgpud_keeps_the_allocations_of_devices_that_hang_during_its_start(impatient: DemoNode) -> None:
-    """A hanging device does not prove that its tenants failed. Their allocations keep their state."""
+    """A hanging device does not prove that its tenants failed, so their allocations keep their state."""
     node = impatient
     held = {
         quota(node).id: "active",

@@ -35,7 +35,8 @@ memory_overcommit = 2.0
 turn = "500ms"
 """
 
-# Launches only memsets and checks each. Prints their number for each line of input. sys.argv: MiB to hold
+# Launches only memsets and checks each of them. Prints their number for each line of input. sys.argv: MiB to
+# hold
 BUSY = cuda_program("""
 import select
 memory, back = c.c_uint64(), (c.c_uint32 * 1024)()
@@ -150,7 +151,8 @@ def test_an_idle_tenant_is_suspended_and_its_next_call_resumes_it(idle: DemoNode
     other, second = holding(idle, 100)  # another tenant uses the freed memory
     goes_idle(idle, second)
     for _ in range(2):
-        assert goes_on(tenant)  # the tenant's call waits until its memory is back, and then succeeds
+        # the tenant's call waits until its memory is back on the device, and then succeeds
+        assert goes_on(tenant)
         assert goes_on(other)
     end(idle, tenant, name)
     end(idle, other, second)
@@ -261,7 +263,7 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
     assert first.line()["whole"]
     assert states(idle)[two] == "suspended"
     follow(idle, IDLE)
-    assert second.line()["whole"]  # the second tenant's line arrives when the first tenant is idle again
+    assert second.line()["whole"]  # the second tenant's line arrives when the first tenant has become idle
     end(idle, first, one)
     end(idle, second, two)
 
@@ -276,7 +278,7 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
         [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
     )
     tenant.line()
-    # the daemon may be dead already, so the id is read from the folder and not by a call
+    # the daemon may have been killed already, so the id is read from the folder and not by a call
     (lease,) = (node.run_dir / "leases").iterdir()
     name = lease.name
     assert node.daemon is not None
@@ -335,7 +337,8 @@ def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
         now = [rounds(first), rounds(second)]
         assert all(b > a for a, b in zip(seen, now, strict=True))
         seen = now
-    # during a swap the incoming tenant may be active before the ledger has the outgoing one as suspending
+    # During a swap, the tenant that comes in may be active before the ledger has recorded the suspension of
+    # the one that goes out.
     eventually(lambda: list(states(turns).values()).count("active") <= 1, "one is active")
     for tenant in (first, second):
         assert tenant.process.stdin is not None

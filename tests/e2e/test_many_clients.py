@@ -1,5 +1,5 @@
-"""Sixty-four clients at once: allocations never exceed the capacity, and no request is refused while there is
-room.
+"""Sixty-four clients at once: allocations never exceed the capacity, and no request is refused while it
+fits.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def node(make_node: NodeMaker) -> DemoNode:
 
 
 def at_once(node: DemoNode, work: Work[Reply]) -> list[Reply | VgpuError]:
-    """Runs `work` once for each client, each with its own connection. Returns replies and errors."""
+    """Runs `work` once for each client, each with its own connection. Returns the replies and errors."""
 
     async def one(number: int) -> Reply | VgpuError:
         target = f"unix:{node.run_dir / TENANT}"
@@ -66,8 +66,8 @@ def release_all(node: DemoNode) -> None:
 
 
 def allocated(node: DemoNode) -> list[int]:
-    """Bytes allocated on each device. Asserts that the devices and the allocations agree on them, and that
-    they do not exceed the usable memory.
+    """The bytes allocated on each device. Asserts that devices and allocations agree on them, and that they
+    do not exceed the usable memory.
     """
     with client(node) as calls:
         devices = calls.list_devices().devices
@@ -82,7 +82,7 @@ def allocated(node: DemoNode) -> list[int]:
 
 
 def test_sixty_four_clients_fill_eight_devices_to_the_last_slice(node: DemoNode) -> None:
-    """Eight allocations fill each of eight devices, and the last one succeeds."""
+    """Eight allocations fill each of the eight devices."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     usable = device.memory_total_bytes - device.memory_reserved_bytes
@@ -101,7 +101,7 @@ def test_sixty_four_clients_fill_eight_devices_to_the_last_slice(node: DemoNode)
 
 
 def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> None:
-    """Three allocations fit on a device: 24 of 64 clients get one, and 40 are refused for lack of room."""
+    """Three allocations fit on each device: 24 of 64 clients get one, and 40 are refused for lack of room."""
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(
@@ -134,7 +134,6 @@ def test_concurrent_clients_get_seven_mig_instances_of_a_device_and_no_more(node
 
 
 def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNode) -> None:
-    """The same request id from sixty-four clients is one allocation."""
     answers = at_once(
         node,
         lambda calls, _: calls.Allocate(

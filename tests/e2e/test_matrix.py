@@ -1,4 +1,6 @@
-"""docs/modes.md says what each mode keeps on each driver; the table is made by trying it."""
+"""The table of docs/modes.md says what each mode enforces on each driver branch. The simulator shows that it
+is right.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -13,8 +13,8 @@ from tests.native.harness import LIBVGPU
 CONTEXT = 526 * MIB  # bytes of a context on the simulated H200
 ASKED = ["--isolation", "quota", "--device", "0"]
 
-# For each input line "N" it allocates N MiB; for "?" it allocates nothing. Answers with the result, and total
-# and free MiB.
+# For each input line "N" it allocates N MiB, and for "?" nothing. It prints the result, and the total and
+# free MiB.
 TALKS = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -66,7 +66,7 @@ class Talker:
 
 
 def test_a_resize_of_memory_takes_effect_in_a_running_tenant(make_node: NodeMaker) -> None:
-    """A resize below the tenant's use kills no process. New memory is refused until the use is below the
+    """A resize below the tenant's use ends no process. New memory is refused until the use is below the
     limit.
     """
     node = make_node()
@@ -101,8 +101,8 @@ preload.memory_overcommit = 1.5
 
 
 def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_node: NodeMaker) -> None:
-    """The policy allows both limits, though their sum exceeds the device. The second tenant's refusal is
-    counted as "card full", not as "limit reached".
+    """The policy allows both limits, although their sum exceeds the device. The refusal of the second tenant
+    is counted as "card full", and not as "limit reached".
     """
     node = make_node(profile="h200x1", policy=OVERCOMMIT)
     node.start()

@@ -17,7 +17,7 @@ from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
 
 SIZE_MIB = 8  # MiB that each process holds besides its context
-CONTEXT_MIB = 256  # a threshold: less than the memory of one context
+CONTEXT_MIB = 256  # less than the memory of one context
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
 
@@ -44,7 +44,7 @@ def used_mib(node: DemoNode) -> list[int]:
 
 
 def in_use(node: DemoNode) -> list[int]:
-    """Indices of the devices on which NVML reports at least one context."""
+    """Indices of the devices on which NVML reports the memory of at least one context."""
     return [index for index, mib in enumerate(used_mib(node)) if mib > CONTEXT_MIB]
 
 
@@ -56,7 +56,7 @@ def allocated(node: DemoNode) -> dict[int, int]:
 
 
 def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
-    """Asserts that API, lease, CDI edits and NVML show the allocation on this device only."""
+    """Asserts that API, lease, CDI edits and NVML show the allocation only on this device."""
     uuid = uuids(node)[index]
     with client(node) as calls:
         held = calls.get_allocation(name)
@@ -65,7 +65,7 @@ def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
     assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == gib * GIB
     assert dict(held.edits.env)["CUDA_VISIBLE_DEVICES"] == uuid
     eventually(lambda: in_use(node) == [index], "NVML shows it there alone")
-    # the contexts of vgpu-suspend end after the move
+    # the contexts of vgpu-suspend on the device end only after the move
     used = held.use[0].memory_used_bytes // MIB
     eventually(lambda: used == used_mib(node)[index], "NVML shows as much as the lease counts")
     assert len(held.use[0].pids) == 1
@@ -89,15 +89,15 @@ def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
         check_at(node, name, to)
         assert allocated(node) == {to: 4 * GIB}
         assert goes_on(tenant)
-    # the tenant is on this device already, so the move changes nothing
+    # the tenant is already on this device, so the move changes nothing
     assert move(node, name, 0).state == "active"
     end(node, tenant, name)
 
 
 @needs("driver-580")
 def test_a_moved_tenants_limit_holds_on_the_new_device(node: DemoNode) -> None:
-    """After a move, lease and NVML count new memory on the new device. NVML inside the tenant finds the
-    device of the slice alone, with the slice's size.
+    """After a move, lease and NVML count new memory on the new device. NVML inside the tenant lists only the
+    device of the slice, with the slice's size.
     """
     program = """
 import ctypes as c, json, pynvml, sys
@@ -215,7 +215,7 @@ def test_a_move_to_a_full_drained_or_used_device_is_refused(node: DemoNode) -> N
 
 @needs("namespaces", "driver-580")
 def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
-    """The tenant has its own mounts, without the new device's node, as a container has."""
+    """As in a container, the tenant has its own mounts, without the node of the new device."""
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()
     (name,) = states(node)
@@ -307,8 +307,8 @@ NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--cod
 
 @needs("driver-580")
 def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
-    """vgpud is killed before the save is recorded, and its next start undoes the move. Each following move is
-    cut one step later.
+    """vgpud is killed before the save is recorded, and its next start undoes the move. Each further round
+    kills it one step later.
     """
     node = cut_node
     node.start(fault_point="move.record-intent")
@@ -365,8 +365,8 @@ def test_the_program_that_checks_moves_on_real_cards_passes_on_the_simulator(
 
 @needs("driver-580")
 def test_a_move_of_several_processes_that_is_cut_moves_all_or_none(cut_node: DemoNode) -> None:
-    """vgpud is killed when one process has moved, and then the restore of another process fails. The first
-    process is moved back, and a later attempt moves both.
+    """vgpud is killed when one process has moved. Then the restore of another process fails, and the first
+    process is moved back. A later attempt moves both.
     """
     node = cut_node
     node.start(fault_point="move.restore-0")

@@ -96,7 +96,7 @@ def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
 
 @needs("driver-580")
 def test_a_move_of_a_suspended_tenant_follows_processes_that_end_or_start_meanwhile(node: DemoNode) -> None:
-    """A process that starts now has the old device in its environment, and uses the new one."""
+    """A process that starts meanwhile has the old device in its environment, and uses the new one."""
     tenant, name = tenant_on(node, 0)
     lease = node.run_dir / "leases" / name
     node.environment["CUDA_VISIBLE_DEVICES"] = uuids(node)[0]
@@ -141,7 +141,7 @@ def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
 
 @needs("driver-580")
 def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: DemoNode) -> None:
-    """Other tenants may use the suspended tenant's device, and the device that it moves to."""
+    """Other tenants may use the device that the suspended tenant leaves, and the device that it moves to."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     suspend(node, name)
     others = [on(node, 1, 2), on(node, 1, 3)]
@@ -150,7 +150,7 @@ def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: Dem
         resume(node, name)
     assert refused.value.code is ErrorCode.DEVICE_IN_USE
     node.ctl("drain", "3", "--move", check=False)
-    # the tenant stays suspended, though its device is free and a resume would succeed
+    # the tenant stays suspended, although its device is free and a resume would succeed
     assert places(node)[name] == [0]
     resume(node, name)
     assert goes_on(tenant)
@@ -223,7 +223,7 @@ def test_a_failed_resume_returns_all_processes_to_the_device_where_they_were_sav
 @needs("driver-580")
 def test_a_suspended_move_cut_after_every_step_converges(cut_node: DemoNode) -> None:
     """vgpud is killed after each step of a suspended tenant's moves, and the tenant stays suspended, on the
-    old or the new device. Once a move is recorded, the starts that finish it are cut as well.
+    old or the new device. Once a move is recorded, the starts that complete it are killed as well.
     """
     node = cut_node
     node.start(fault_point="move.record-intent")
@@ -278,7 +278,9 @@ def test_a_rollback_of_a_resume_that_is_cut_in_the_middle_converges(cut_node: De
 
 @needs("namespaces", "driver-580")
 def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
-    """The tenant cannot open the new device's node, as in a container. The refused move changes nothing."""
+    """As in a container, the tenant cannot open the node of the new device. The refused move changes
+    nothing.
+    """
     before = states(node)
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()

@@ -101,12 +101,13 @@ def test_a_users_quota_is_enforced_and_counted(node: DemoNode) -> None:
     assert "would hold 11GiB" in grown.stderr
     node.ctl("resize", first, "--memory", "10GiB")
     refusals = {have["reason"]: count for have, count in figures(node)["vgpud_allocations_refused_total"]}
-    assert refusals == {"OVER_QUOTA": 1}  # a plan and a resize are not counted as refused requests
+    # the refusals of a plan and of a resize are not counted as refused requests
+    assert refusals == {"OVER_QUOTA": 1}
     node.ctl("release", first)
 
 
 def test_a_reload_whose_port_is_in_use_changes_nothing(node: DemoNode, ports: tuple[int, int]) -> None:
-    """A port in use makes the whole new policy invalid, as a mistake in the file does."""
+    """A port in use makes the whole new policy invalid, just as a mistake in the file does."""
     before = node.ctl_json("policy", "show")["digest"]
     with socket.create_server(("127.0.0.1", ports[1])):
         rewrite(node, POLICY.format(port=ports[1], uid=OTHER + 1))
@@ -142,7 +143,7 @@ def test_ps_why_top_and_metrics_show_a_tenants_process(node: DemoNode) -> None:
         listed: list[dict[str, Any]] = []
 
         def is_listed() -> bool:
-            """A listing that did not wait for NVML has no memory figures."""
+            """a listing that does not wait for NVML has no memory figures"""
             listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid and p["memoryBytes"]]
             return listed != []
 

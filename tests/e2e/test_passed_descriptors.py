@@ -1,5 +1,6 @@
-"""A caller passes sockets whose last close waits: they linger for an hour, or hold a file of the caller's own
-file system. It closes its own copies, so that the kernel closes them with the last copy of its connection.
+"""Callers pass sockets whose last close hangs: they linger for an hour, or hold a file of the caller's own
+file system. The caller closes its own copies, so that the kernel closes the sockets with the last copy of the
+caller's connection.
 """
 
 import os
@@ -45,7 +46,9 @@ KERNELS = pytest.mark.parametrize("before", [[], oldkernel.words()], ids=["kerne
 def test_passed_sockets_with_a_long_linger_time_do_not_stop_vgpud(
     make_node: NodeMaker, before: list[str]
 ) -> None:
-    """Each connection has some that vgpud drops when it receives, and some when it closes."""
+    """Each connection passes some sockets that vgpud drops when it receives, and some that it drops when it
+    closes.
+    """
     node = make_node()
     node.command = [*before, sys.executable, "-m", "vgpud.daemon"]
     node.start()
@@ -103,7 +106,7 @@ def test_a_vgpud_that_fails_early_closes_no_descriptors_passed_through_systemds_
 
 
 def helpers_of(folder: Path) -> list[int]:
-    """The keepers and receivers of the node whose sockets are in `folder`."""
+    """The keeper and receiver processes of the node whose sockets are in `folder`."""
     found = []
     for one in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,5 +1,5 @@
-"""Pausing through the daemon: the tenant's work stops, and its memory stays on the device. Every change of a
-running tenant is also possible for a paused one.
+"""Pausing through the daemon: the tenant's work stops, and its memory stays on the device. A paused tenant
+can be changed like a running one.
 """
 
 import os
@@ -243,7 +243,7 @@ def test_a_paused_tenant_is_active_again_if_the_driver_refuses_to_stop_its_new_p
 @needs("driver-580")
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_suspended_tenant_has_no_time_slices(make_node: NodeMaker, deep: bool) -> None:
-    """The suspended tenant's threads wait for the resumption. This wait does not count as work for the
+    """The threads of the suspended tenant wait for the resumption. This wait does not count as work for the
     device.
     """
     node = make_node(policy=CUT + 'share_policy = "work-conserving"\n')

@@ -1,4 +1,4 @@
-"""Making room by moves: drain --move, defrag, and allocations of several slices, which move together."""
+"""Making room by moving tenants: drain --move, defrag, and the moves of allocations with several slices."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
     where = places(node)
     # 60 GiB are in use on the other devices, which leaves too little for the large tenant
     assert where[large] == [2]
-    assert where[name] == [2]  # among the devices with enough free memory, the one with the least
+    assert where[name] == [2]  # this is the fullest of the devices that have enough free memory
     assert where[sleeping] == [2]
     assert states(node)[sleeping] == "suspended"
     assert goes_on(tenant)
@@ -70,7 +70,7 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
 
 @needs("driver-580")
 def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -> None:
-    """A suspended tenant needs no memory now, but moves only to a device where it could be resumed at
+    """A suspended tenant needs no memory now, but it moves only to a device where it could be resumed at
     once.
     """
     sleeping = on(node, 45, 3)
@@ -89,7 +89,7 @@ def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -
 
 @needs("driver-580")
 def test_a_defrag_makes_room_for_a_request(node: DemoNode) -> None:
-    """70 and 80 GiB are free on two devices, and a request asks for 100 GiB."""
+    """Two devices have 70 and 80 GiB free, and a request asks for 100 GiB."""
     tenant, name = holding(
         node, 0, "--isolation", "quota", "--memory", "70GiB", "--device", "0", size_mib=SIZE_MIB
     )
@@ -199,7 +199,7 @@ def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoN
         assert looks(tenant) == [7, 8]
     assert places(node)[name] == [2, 5]
     assert looks(tenant, "1000") == [7, 8]
-    # with its context, each slice has less than 1000 MiB of its 2 GiB left
+    # each slice has less than 1000 MiB of its 2 GiB left, because the context counts too
     assert looks(tenant, "1000") == [7, "full", 8, "full"]
     usage = read_usage(node.run_dir / "leases" / name)
     for ordinal, index in enumerate((2, 5)):

@@ -1,5 +1,5 @@
-"""Permissions by the uid and gid that the kernel reports for a caller. Callers of other users are processes
-of their own.
+"""Permissions by the uid and gid that the kernel reports for a caller. Calls of other users come from
+processes of these users.
 """
 
 import grp
@@ -32,7 +32,7 @@ ASK = ("alloc", "--isolation", "quota", "--memory", "1GiB", "--device", "0")
 def node(make_shared_node: NodeMaker) -> DemoNode:
     node = make_shared_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name
-    # VGPUD_SOCKET would replace vgpuctl's own choice of a socket; a test may set it
+    # VGPUD_SOCKET would override vgpuctl's own choice of a socket; a test may set it
     del node.environment["VGPUD_SOCKET"]
     _open_up(Path(node.environment["VGPU_SIM_STATE"]))
     node.start()
@@ -40,7 +40,7 @@ def node(make_shared_node: NodeMaker) -> DemoNode:
 
 
 def _open_up(state: Path) -> None:
-    """Lets every user use the simulated driver, as every user may open a real driver's device nodes."""
+    """Lets every user use the simulated driver, as every user may open the device nodes of a real driver."""
     state.chmod(0o666)
     for parent in state.parents:
         if parent.stat().st_mode & 0o005 != 0o005:
@@ -126,8 +126,8 @@ def test_a_member_of_the_group_cannot_administer(node: DemoNode) -> None:
 
 
 def test_priority_is_refused_to_a_member_until_the_policy_gives_it(node: DemoNode) -> None:
-    """Above-normal priority needs a quota that allows it, because an idle tenant with priority stays on a
-    device that others want and is not charged for it.
+    """Above-normal priority needs a quota rule that allows it, because an idle tenant with priority stays on
+    a device that others want and is not charged for it.
     """
     ask = (*ASK, "--cores", "10", "--priority", "above-normal")
     config = Path(node.environment["VGPUD_CONFIG"])
@@ -210,7 +210,7 @@ def test_a_member_of_the_group_runs_a_program_under_its_limit(node: DemoNode) ->
 
 
 def test_tenants_reach_their_leases_under_a_daemon_with_umask_0077(make_node: NodeMaker) -> None:
-    """vgpud runs with umask 0077, as systemd starts it."""
+    """systemd starts vgpud with umask 0077."""
     node = make_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name
     del node.environment["VGPUD_SOCKET"]

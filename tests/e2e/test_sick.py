@@ -1,4 +1,6 @@
-"""A device for which NVML asks for a repair: closed, emptied or reported, and open again after the repair."""
+"""A device for which NVML asks for a repair: it is closed, emptied or only reported, and takes tenants again
+after the repair.
+"""
 
 import pytest
 

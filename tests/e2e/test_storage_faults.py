@@ -1,4 +1,4 @@
-"""State directories that are full, read-only, of another daemon, or contain foreign files."""
+"""State directories that are full, read-only, or used by another daemon, or that contain foreign files."""
 
 import os
 import shutil
@@ -137,7 +137,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(make_node: NodeMaker) -> N
 
 @pytest.mark.parametrize("own", ["VGPUD_STATE_DIR", "VGPUD_RUN_DIR"])
 def test_a_second_daemon_that_shares_one_directory_is_refused(make_node: NodeMaker, own: str) -> None:
-    """The second daemon shares either the state directory or the run directory with the first."""
+    """The second daemon shares either the state directory or the run directory of the first."""
     node = make_node()
     node.start()
     mps = allocate(node, isolation="compute", memory_bytes=GIB, selector=pb.Selector(indices=[1]))
@@ -169,7 +169,7 @@ def unharmed(node: DemoNode, before: dict[str, str]) -> None:
 def test_foreign_files_in_the_lease_directory_are_neither_read_nor_followed(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
-    """vgpud neither reads nor follows foreign files in the lease directory, at its start or while it runs."""
+    """This holds at the start of vgpud and while it runs."""
     node = make_node()
     node.start()
     held = quota(node)
@@ -225,8 +225,8 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_hostile_usage_file_harms_no_other_tenant(make_node: NodeMaker) -> None:
-    """Root of a container owns its lease directory, so a tenant can damage the usage file in each of
-    these ways.
+    """Root in a container owns its lease directory, so a tenant can damage the usage file in each of these
+    ways.
     """
     node = make_node()
     node.start()
@@ -280,7 +280,7 @@ def test_vgpud_refuses_a_state_directory_that_is_a_file(make_node: NodeMaker) ->
 
 
 def test_vgpud_refuses_a_broken_ledger_and_leaves_it_unchanged(make_node: NodeMaker) -> None:
-    """vgpud leaves a broken ledger unchanged, so an administrator can repair it."""
+    """vgpud leaves a broken ledger unchanged, so that an administrator can repair it."""
     node = make_node()
     node.start()
     quota(node)

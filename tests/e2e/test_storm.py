@@ -36,8 +36,8 @@ NO_ROOM = {ErrorCode.NO_CAPACITY, ErrorCode.DENIED_BY_POLICY}
 
 @dataclass
 class Tenant:
-    """A client that records the allocations that it holds. It repeats a call that a kill of vgpud cut off,
-    until it gets an answer.
+    """A client that records the allocations that it holds. If a kill of vgpud interrupts a call, the client
+    repeats it until it gets an answer.
     """
 
     node: DemoNode
@@ -61,7 +61,7 @@ class Tenant:
                 elif self.held and verb == "resize":
                     self.resize(dice.choice(list(self.held)), dice.randint(1, 4))
         except Exception as error:
-            # an unexpected error goes to the list `wrong`, which the test's main thread asserts to be empty
+            # unexpected errors go to the list `wrong`, which the test's main thread asserts to be empty
             self.wrong.append(f"{type(error).__name__}: {error}")
 
     def allocate(self, name: str, mode: str) -> None:
@@ -85,7 +85,7 @@ class Tenant:
         try:
             self.insist(lambda calls: calls.release(self.held[name].id))
         except VgpuError as error:
-            # the killed daemon had released the allocation before the client had its answer
+            # the killed daemon had already released the allocation
             if error.code is not ErrorCode.NO_SUCH_ALLOCATION:
                 self.wrong.append(f"release {name}: {error}")
         del self.held[name]
@@ -160,7 +160,7 @@ def test_no_allocation_is_lost_in_a_storm_of_clients_faults_and_kills(node: Demo
 
 
 def agrees(node: DemoNode, held: dict[str, pb.Allocation]) -> None:
-    """Asserts that every place with parts of allocations has the parts of those in `held`, and no others."""
+    """Asserts that each place with parts of allocations has the parts of those in `held`, and no others."""
     slices = [(a.id, part) for a in held.values() for part in a.slices]
     with client(node) as calls:
         devices = calls.list_devices().devices
@@ -185,5 +185,5 @@ def agrees(node: DemoNode, held: dict[str, pb.Allocation]) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """Names of all files, hidden ones too, because unfinished files are leaks as well."""
+    """The names of all files, including hidden ones, because unfinished files are leaks as well."""
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -1,5 +1,5 @@
 """Suspending tenants: their device memory becomes free, and after the resumption they continue with the same
-memory.
+contents.
 """
 
 import json
@@ -21,7 +21,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# holds memory with a pattern; for each line of input it prints whether the pattern is unchanged
+# Holds memory with a pattern. For each line of input it prints whether the pattern is unchanged.
 PROGRAM = cuda_program("""
 memory, back = c.c_uint64(), (c.c_uint32 * 1024)()
 size = int(sys.argv[1]) << 20
@@ -164,7 +164,7 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
 
 @needs("root", "driver-580")
 def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
-    """NVML lists another user's process on the tenant's device. vgpud does not suspend that process."""
+    """NVML lists a process of another user on the tenant's device. vgpud does not suspend that process."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     words = [*as_user(4242, 4242), sys.executable, "-c", PROGRAM, str(SIZE_MIB)]
     environment = {**node.environment, "CUDA_VISIBLE_DEVICES": "2"}
@@ -340,7 +340,7 @@ def test_a_tenant_can_be_resumed_after_one_of_its_suspended_processes_died(node:
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
     tenant = node.tenant(asked, ["sh", "-c", script, sys.executable, PROGRAM])
-    # three lines: the child's pid, and one from each of the two processes when it holds memory
+    # three lines: the pid of the child, and one line from each of the two processes when it holds memory
     said = [tenant.line() for _ in range(3)]
     child = next(line["child"] for line in said if "child" in line)
     (name,) = states(node)

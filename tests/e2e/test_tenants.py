@@ -1,4 +1,4 @@
-"""Allocations that are bound to processes: they are released however the process ends, also while vgpud or
+"""Allocations that are bound to processes: they are released however the process ends, even while vgpud or
 the arbiter is down.
 """
 
@@ -86,7 +86,9 @@ def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) ->
 
 
 def test_a_child_that_outlives_its_allocation_gets_no_memory(node: DemoNode) -> None:
-    """The allocation ends with the parent. The child that outlives it is refused all memory."""
+    """The allocation ends with the parent process. The driver calls of the child that outlives it get no
+    memory.
+    """
     script = f"exec 3<&0; (read go; exec {PROBE} fill --piece 64MiB) <&3 & exit 0"
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
     tenant.process.wait(300)
@@ -109,7 +111,7 @@ def test_a_run_ends_with_the_exit_code_or_signal_of_its_command(node: DemoNode) 
 
 
 def slow_alloc(node: DemoNode, source: str) -> subprocess.Popen[str]:
-    """Starts a client and waits until its Allocate call is under way; the simulator makes the call slow."""
+    """Starts a client and waits until its Allocate call is under way. The simulator makes the call slow."""
     simulate(
         *(node, "fault", "slow", "--function", "nvmlDeviceCreateGpuInstance*"),
         *("--microseconds", "1500000", "--count", "1"),
@@ -205,8 +207,8 @@ def test_sigterm_to_vgpud_leaves_tenants_and_helpers_running(make_node: NodeMake
 
 
 def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node: NodeMaker) -> None:
-    """The next call makes vgpud start a killed arbiter again. Limits are unchanged, and the tenants reconnect
-    to the arbiter.
+    """The next call of a client makes vgpud restart the arbiter. The limits are unchanged, and the tenants
+    connect again.
     """
     node = make_node()
     node.start()
@@ -234,7 +236,6 @@ def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node:
 
 
 def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> None:
-    """vgpud starts a killed arbiter again without any call."""
     node = make_node()
     node.start()
     tenant, _ = holding(node)
@@ -277,7 +278,7 @@ def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) 
 
 def test_a_killed_mps_daemon_fails_its_allocations_and_no_others(make_node: NodeMaker) -> None:
     """The clients of an MPS daemon end with it. vgpud marks their allocations as failed and reports them. A
-    release frees their room.
+    release then frees their room.
     """
     node = make_node()
     node.start()

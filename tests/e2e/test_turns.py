@@ -1,4 +1,4 @@
-"""Fast turns: libvgpu swaps a tenant's memory out to the host and back in."""
+"""Turns of tenants on a device: libvgpu swaps a tenant's memory out to the host and back in."""
 
 import json
 import signal
@@ -34,8 +34,8 @@ ROOMY = f'{TURNS}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 SIZE_MIB = 8
 
 # Each thread keeps a number in its own device memory, changes it by memsets, copies and frees, and checks it
-# at each step. The memory of every call must be on the device. Prints the progress of all threads for each
-# line of input.
+# at each step. Every call needs its memory on the device. Prints the progress of all threads for each line of
+# input.
 RACES = cuda_program("""
 import threading
 begin()
@@ -66,8 +66,8 @@ for line in sys.stdin:
 ended.set()
 """)
 
-# Holds a pattern in pieces of several sizes; the second may be larger than a chunk of libvgpu. Prints for
-# each line of input their addresses and whether the pattern is unchanged
+# Holds a pattern in pieces of several sizes; the second piece may be larger than a chunk of libvgpu. Prints
+# for each line of input their addresses and whether the pattern is unchanged.
 HOLD = cuda_program("""
 import random
 held = []
@@ -129,7 +129,7 @@ c.CDLL(None).syscall(number, c.c_void_p(at), c.c_ulong(1 << 21), 1, nodes, c.c_u
 print(flush=True)
 sys.stdin.readline()
 """
-# Runs a kernel that ends with the next line of input
+# Runs a kernel that ends when the next line of input arrives.
 SPINS = cuda_program("""
 memory, module, kernel = c.c_uint64(), c.c_void_p(), c.c_void_p()
 word, says = c.c_uint64(), c.c_uint64()
@@ -153,13 +153,13 @@ FUTEX = ("202", "98")  # the number of the call on x86-64 and aarch64
 LARGE_MIB = 130  # MiB; more than one chunk of libvgpu
 HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # MiB in the tenant's whole pages; the small piece is not included
 OWN_MIB = 4  # MiB of device memory that libvgpu's copy stream needs
-# MiB; a swapped-out tenant uses less (its context and what cannot move), by at most MARGIN_MIB
+# MiB. A swapped-out tenant uses less (its context and what cannot move), by at most MARGIN_MIB.
 CONTEXT_MIB = 700
 
 
 @pytest.fixture(scope="module")
 def still(make_shared_node: NodeMaker) -> DemoNode:
-    """A node with slices of one hour, so only the test swaps memory out."""
+    """A node whose turns last one hour, so that only the test swaps memory out."""
     node = make_shared_node(policy=ROOMY.replace("500ms", "1h"))
     node.start()
     return node
@@ -187,8 +187,8 @@ def all_but(node: DemoNode, mib: int) -> int:
 
 
 def tenant(node: DemoNode, program: str, *words: str, limit_mib: int = 0) -> tuple[Tenant, str]:
-    """Starts a tenant. With the default limit two tenants fit only if the movable memory of one is swapped
-    out.
+    """Starts a tenant. With the default limit two tenants fit only if the movable memory of one of them is
+    swapped out.
     """
     before = states(node)
     limit_mib = limit_mib or all_but(node, CONTEXT_MIB)
@@ -284,7 +284,7 @@ def test_a_swapped_out_tenant_keeps_as_much_memory_on_the_card_as_it_is_allowed(
     full = used_mib(still)
 
     def keeps(share: int) -> int:
-        """Lets `share` of the movable memory stay on the device, in 1/10000, and waits. Returns the MiB that
+        """Lets `share` of the movable memory (in 1/10000) stay on the device, and waits. Returns the MiB that
         stay, in whole chunks.
         """
         put(still, name, True, share)
@@ -311,7 +311,8 @@ def test_a_swapped_out_tenant_keeps_as_much_memory_on_the_card_as_it_is_allowed(
     assert answer(one) == before
     simulate(still, "fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "2", "--count", "2")
     keeps(10000)
-    # all may stay: the order to swap out must be repeated with a smaller share until all memory is out
+    # here all memory may stay, so the order to swap out must be repeated with a smaller share until all
+    # memory is out
     keeps(5000)
     simulate(still, "fault", "clear")
     follows(still, name, False)
@@ -468,8 +469,8 @@ def may_prefer_a_node() -> bool:
 
 
 def test_host_buffers_for_an_eviction_are_made_while_another_tenant_waits(still: DemoNode) -> None:
-    """Host buffers are made in advance. Without them the first eviction of a large tenant takes ten times as
-    long as later ones.
+    """Without host buffers made in advance, the first eviction of a large tenant takes ten times as long as
+    later ones.
     """
     first, one = tenant(still, HOLD, str(4 * SIZE_MIB), str(LARGE_MIB))
     first.line()
@@ -504,7 +505,7 @@ def test_the_end_of_a_context_waits_for_host_buffers_that_are_being_made_in_it(s
     lease = still.run_dir / "leases" / name
     answer(one)  # a new context, filled up to the limit
     answer(one)
-    # the driver's call hangs as long as the simulator has this fault
+    # the driver's call hangs as long as this fault is set
     simulate(still, "fault", "fail", "--function", "none", "--code", "1")
     simulate(still, "fault", "hang", "--function", "cuMemHostRegister_v2", "--count", "1")
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
@@ -515,7 +516,7 @@ def test_the_end_of_a_context_waits_for_host_buffers_that_are_being_made_in_it(s
     simulate(still, "fault", "clear")
     assert one.line()["ended"]
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.HERE)
-    answer(one)  # the tenant makes a second context, and destroys it once more without the hang
+    answer(one)  # the tenant makes a second context and destroys it, now without the hang
     update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON)
     eventually(lambda: made_mib(still, name) > 0, "a part of the buffers is made")
     answer(one)
@@ -549,7 +550,7 @@ def test_a_tenant_killed_while_swapped_out_leaves_the_other_tenant_unharmed(turn
     first.process.kill()
     eventually(lambda: one not in states(turns), "it is released")
     assert answer(second)["whole"]
-    # vgpud may already have begun to suspend the second tenant for the killed tenant's next turn
+    # vgpud may already have begun to suspend the second tenant for the next turn of the killed tenant
     eventually(lambda: states(turns) == {two: "active"}, "the other tenant is on the device")
     close(second)
     eventually(lambda: not states(turns), "it ends")
@@ -588,8 +589,8 @@ def test_a_suspension_by_hand_also_takes_memory_that_a_swap_out_left_on_the_card
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
-    """These are the steps after which vgpud is killed. The other steps of a turn lie between them and write
-    no record that the next start could read.
+    """vgpud is killed after one of these steps. The other steps of a turn lie between them and write no
+    record that the next start could read.
     """
     node = cut_node
     node.start()
@@ -597,7 +598,8 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     first.line()
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
     second.line()
-    # Neither tenant has work now. Below, the request to the swapped-out tenant causes the swap that is cut.
+    # Neither tenant has work now. The request that the swapped-out tenant gets below causes the swap that is
+    # cut.
     node.stop()
     node.start(fault_point=point)
     ask(first)

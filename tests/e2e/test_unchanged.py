@@ -15,14 +15,14 @@ from tests.e2e.test_suspend import resume
 from vgpud.lease import read_swaps
 from vgpud.model.errors import ErrorCode
 
-PIECES_MIB = (8, 150, 3)  # the second is larger than a chunk of libvgpu
+PIECES_MIB = (8, 150, 3)  # the second piece is larger than a chunk of libvgpu
 STEPS = 30
 SOME_MIB = 170  # a piece that is larger than a chunk, and others
 NO_COPY = ("fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "1")
 
-# Holds pieces of memory. A line of input is a list: ["make", MiB], ["free", piece], ["change", piece, word],
-# or ["check"], which prints whether all pieces have the contents that they should have. Most of each MiB is
-# zeros, which the simulator does not store.
+# Holds pieces of memory. Each line of input is a list: ["make", MiB], ["free", piece], ["change", piece,
+# word], or ["check"], which prints whether all pieces have the contents that they should have. Most of each
+# MiB is zeros, which the simulator does not store.
 HOLDS = cuda_program("""
 import random
 pieces = []

@@ -1,4 +1,6 @@
-"""Memory limits that the driver enforces for a tenant's control group: branch 615, simulated."""
+"""Memory limits that the driver enforces for the control group of a tenant ("memory walls"): driver branch
+615, simulated.
+"""
 
 import asyncio
 import json
@@ -63,13 +65,13 @@ POD_NAMES = {"sandbox-namespace": "ml", "sandbox-name": "train-0", "container-na
 
 @pytest.fixture
 def walled(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
-    """A daemon with driver 615, whose tenants' control groups are in `cgroup`; not started."""
+    """A daemon on driver branch 615, whose tenants have control groups below `cgroup`. It is not started."""
     yield from node_of(tmp_path, cgroup, "615")
 
 
 @pytest.fixture
 def crowded(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
-    """As `walled`, with an overcommitted device on which tenants take turns."""
+    """As `walled`, with an overcommitted device on which the tenants take turns."""
     yield from node_of(tmp_path, cgroup, "615", TURNS)
 
 
@@ -119,7 +121,7 @@ def stripped(node: DemoNode) -> list[str]:
 
 
 def walls(node: DemoNode) -> dict[str, dict[int, int]]:
-    """Control group (its folder's name) -> device -> hard limit in MiB."""
+    """The hard limits in MiB, by control group (the name of its folder) and device."""
     found: dict[str, dict[int, int]] = {}
     for wall in json.loads(simnode.simulate(node.environment["VGPU_SIM_STATE"], "state", "--json"))["walls"]:
         found.setdefault(Path(wall["path"]).name, {})[wall["device"]] = wall["hard"] // MIB
@@ -137,7 +139,7 @@ def only(node: DemoNode) -> str:
 
 
 def past_libvgpu(node: DemoNode) -> dict[str, list[str]]:
-    """Programs that bypass libvgpu and want 8 GiB of device 0."""
+    """Programs that allocate without libvgpu, and want 8 GiB of device 0."""
     python = [sys.executable, "-c", GREEDY, "0"]
     return {
         "env -i": [*stripped(node), *python, str(RTLD_NOW)],
@@ -170,8 +172,8 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 @needs("cgroups")
 @pytest.mark.parametrize("static_partitions", ["false", "true"])
 def test_an_mps_tenant_is_behind_a_memory_wall(walled: DemoNode, static_partitions: str) -> None:
-    """A program that drops the guard runs outside of MPS, and stays within the slice. The wall lives through
-    a restart of vgpud, and ends with the tenant.
+    """A program that drops the guard runs outside of MPS, and stays within the slice. The memory wall
+    outlives a restart of vgpud, and ends with the tenant.
     """
     Path(walled.environment["VGPUD_CONFIG"]).write_text(
         f"{POLICY}[device.mps]\nstatic_partitions = {static_partitions}\n"
@@ -259,8 +261,8 @@ def test_the_memory_wall_follows_resize_suspension_and_move_and_ends_with_the_te
 
 @needs("cgroups")
 def test_overcommitted_tenants_that_take_turns_keep_their_memory_walls(crowded: DemoNode) -> None:
-    """The limit of a tenant is the same in its turn and between its turns, because its contexts and those of
-    new programs stay on the device. So the limits of two tenants exceed the device together.
+    """A tenant has the same hard limit in its turn and between its turns, because its contexts and those of
+    new programs stay on the device. So the hard limits of two tenants together exceed the device.
     """
     crowded.start()
     limit_mib = all_but(crowded, CONTEXT_MIB)
@@ -366,7 +368,7 @@ def test_a_restarted_daemon_finds_the_memory_walls_again(walled: DemoNode) -> No
     ],
 )
 def test_a_crash_leaves_no_memory_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
-    """vgpud crashes at each point, starts again, and the tenant ends. Then no wall is left."""
+    """vgpud crashes at each point and starts again, and the tenant ends. Then no memory wall is left."""
     walled.start(fault_point=point)
     tenant = walled.tenant(QUOTA, [PROBE, "hold", "64MiB"])
     tenant.process.wait(timeout=300)
@@ -408,7 +410,8 @@ def test_processes_that_outlive_a_forced_release_get_no_more_memory(walled: Demo
     tenant.end()
     later = walled.tenant(QUOTA, HOLD)
     later.line()
-    assert walls(walled).keys() == {only(walled)}  # the group that the first tenant left has no wall any more
+    # the control group that the first tenant left no longer has a memory wall
+    assert walls(walled).keys() == {only(walled)}
     later.end()
 
 
@@ -420,8 +423,8 @@ def hook(node: DemoNode, text: str, *words: str) -> str:
 
 @needs("cgroups", "root")
 def test_a_containers_cgroup_has_the_memory_limit_from_its_start_on(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
-    """The hooks of a container engine: vgpud edits the container's config, and learns of the container's init
-    before the init runs the program.
+    """As with the hooks of a container engine, vgpud edits the container's config, and learns the container's
+    init before the init runs the program.
     """
     walled.start()
     config = {
@@ -448,7 +451,7 @@ def test_a_containers_cgroup_has_the_memory_limit_from_its_start_on(walled: Demo
 
 @needs("cgroups", "root")
 def test_a_container_in_a_container_stays_within_the_limit(walled: DemoNode, cgroup: Path) -> None:  # noqa: F811
-    """The inner container has a group below the outer one's, and nothing of libvgpu."""
+    """The inner container has a control group below that of the outer one, and no libvgpu."""
     walled.start()
     asked = {"vgpud.io/memory": "2GiB", "vgpud.io/isolation": "quota", "vgpud.io/device": "0"}
     config = {"annotations": asked, "process": {"env": [], "user": {"uid": 0, "gid": 0}}}
@@ -470,7 +473,7 @@ def test_a_container_in_a_container_stays_within_the_limit(walled: DemoNode, cgr
 
 @pytest.fixture
 def cluster_node(tmp_path: Path, cgroup: Path) -> Iterator[DemoNode]:  # noqa: F811
-    """A daemon with driver 615 and a resource for pods; not started."""
+    """A daemon on driver branch 615 with a resource for pods. It is not started."""
     for node in node_of(tmp_path, cgroup, "615", MEMORY_UNITS):
         root = node.folder / "k"
         node.environment |= {
@@ -559,4 +562,4 @@ def test_a_forced_release_of_a_pod_that_a_crash_cuts_allows_its_containers_no_mo
         node.start()
         eventually(lambda: not states(node), "the release is completed")
         limits = [limit for group in walls(node).values() for limit in group.values()]
-        assert limits == [0, 0]  # the containers live, and get no more memory
+        assert limits == [0, 0]  # the processes of the containers live, and get no more memory

@@ -69,7 +69,7 @@ def test_a_watch_continues_across_a_restart_of_vgpud(make_node: NodeMaker, end: 
 
 
 def test_a_watch_gets_the_events_of_earlier_daemon_runs(make_node: NodeMaker) -> None:
-    """A watch reads events from the ledger, which outlives the daemon."""
+    """The watch reads these events from the ledger, which outlives the daemon."""
     node = make_node()
     node.start()
     with client(node) as calls:

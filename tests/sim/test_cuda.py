@@ -216,7 +216,9 @@ out += [base.value == a, length.value == 4 * MIB, code("cuPointerGetAttribute", 
 
 
 def test_copies_and_fills_agree_with_a_model_and_keep_device_memory_sparse(node: SimNode) -> None:
-    """Device memory is a sparse file: copied zeros leave holes in it, at any alignment and across mappings."""
+    """Device memory is a sparse file: copied zeros leave holes in it, at any alignment and across
+    mappings.
+    """
     out = ask(
         node,
         """
