@@ -32,7 +32,7 @@ def test_mps_clients_and_tenants_on_mig_are_not_suspended() -> None:
     on_mig = replace(
         tenant(), slices=(Slice("GPU-0", Mode.PRELOAD, GIB, None, MigSlice(19, "1g", small.placements[0])),)
     )
-    for allocation, why in ((tenant(Mode.MPS), "MPS clients"), (on_mig, "it lies on MIG")):
+    for allocation, why in ((tenant(Mode.MPS), "MPS clients"), (on_mig, "in a MIG instance")):
         with pytest.raises(VgpuError, match=why) as caught:
             check_mode(allocation)
         assert caught.value.code is ErrorCode.UNSUPPORTED

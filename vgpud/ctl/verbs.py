@@ -125,7 +125,7 @@ VERBS: tuple[Verb | Group, ...] = (
         "status",
         "show the state of the daemon and its devices",
         "read:status",
-        details="Exits 0 when all is well and 37 when a device or an allocation has failed.",
+        details="Exits 0 if all is well, and 37 if NVML, the arbiter, a device or an allocation has failed.",
         examples=("vgpuctl status",),
     ),
     Verb(

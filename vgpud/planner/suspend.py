@@ -104,7 +104,11 @@ def check_mode(allocation: Allocation, wanted: str = "suspended") -> None:
     """
     for part in allocation.slices:
         if part.mode not in SUSPENDABLE or part.mig is not None:
-            why = "the driver does not suspend MPS clients" if part.mode is Mode.MPS else "it lies on MIG"
+            why = (
+                "the driver does not suspend MPS clients"
+                if part.mode is Mode.MPS
+                else "it is in a MIG instance"
+            )
             raise VgpuError(
                 ErrorCode.UNSUPPORTED,
                 f"allocation {allocation.id} in mode {part.mode.value} cannot be {wanted}: {why}",

@@ -161,7 +161,7 @@ class Grants:
             raise self._failed(error) from None
 
     def get(self, grant_id: str) -> Grant | None:
-        """Returns the grant; None if it was revoked."""
+        """Returns the grant; None if there is none, for example after a revocation."""
         return next((one for one in self.all() if one.id == grant_id), None)
 
     def find(self, token: str, certificate: str) -> Grant:

@@ -72,7 +72,7 @@ def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) ->
     """
     settings, remote = _configured()
     if not remote.server:
-        hint = "its administrator sets server in [remote]"
+        hint = "ask the node's administrator to set server in [remote]"
         raise VgpuError(ErrorCode.UNSUPPORTED, "this node makes no remote slices", hint)
     grant = _with_account(grant, settings.run_dir / SOCKET_NAMES[Door.TENANT])
     admin = settings.run_dir / SOCKET_NAMES[Door.ADMIN]
