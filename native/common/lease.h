@@ -322,13 +322,13 @@ enum vgpu_message_kind {
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: stop launching, and send DONE when no work is left */
     VGPU_MSG_ENDING = 8, /* older versions of libvgpu send it, and it is ignored; they used number 9 too */
     /*
-     * arbiter -> tenant: read the lease's state, and write your slot's words; vgpud -> arbiter: send this to all
-     * processes of the lease
+     * arbiter -> tenant: the process must read the lease's state, and write the words of its slot; vgpud -> arbiter:
+     * send this to all processes of the lease
      */
     VGPU_MSG_LOOK = 10,
     /*
-     * arbiter -> tenant: launch freely, because slices are enforced by disabling your channels; with WATCH in
-     * turn.flags: send DONE when no work is left, and WANT at the next call
+     * arbiter -> tenant: the process may launch at any time, because the arbiter enforces slices by disabling its
+     * channels; with WATCH in turn.flags: send DONE when no work is left, and WANT at the next call
      */
     VGPU_MSG_CUT = 11,
     VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: this process's table of channels has changed */

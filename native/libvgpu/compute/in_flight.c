@@ -45,7 +45,10 @@ struct context_queue {
 static struct context_queue *queues; /* one for each live context that libvgpu knows */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t launched_to; /* devices with launches, as bits */
-/* devices with launches that were reported to the arbiter, as bits; all bits, if none could be reported */
+/*
+ * devices with launches that were reported to the arbiter, as bits; all bits: at the last report, no device with
+ * launches was known
+ */
 static uint32_t declared;
 
 static void reset(void)
