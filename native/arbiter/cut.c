@@ -441,8 +441,8 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
         return false; /* the tenant is suspended, and a swap may need its channels */
     if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
         /*
-         * An idle tenant of positive priority stays enabled while its share is not used up, so that its next work
-         * starts at once. While it has work on the device, it is charged.
+         * An idle tenant of positive priority stays enabled while its share is not used up, so that its next work need
+         * not wait for a call that enables the channels. While it has work on the device, it is charged.
          */
         return false;
     if (fair_is_hard(entity) || others_have_work(entity))
@@ -559,8 +559,8 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
 }
 
 /*
- * Ends a tenant's time slice when its channels are disabled on all of its devices that have time slices. On devices
- * without time slices they stay enabled.
+ * Ends a tenant's stopping time slice when its channels are disabled on all devices of the slice that have time slices.
+ * They stay enabled on the others, and on all if the tenant stays (sched_tenant.stays).
  */
 static void settle(struct lease *lease, uint64_t now)
 {

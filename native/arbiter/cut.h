@@ -5,8 +5,8 @@
  * A tenant's channels are disabled on a device with time slices after its slice there has ended, and while it holds no
  * slice there and either another tenant has work or its own limit is hard. They stay enabled while the tenant backfills
  * another's slice or lingers (backfill.h), is the next holder, or is suspended without work. An idle tenant of a
- * positive priority stays enabled while its share is not used up, so that its next launch waits only until the other
- * tenants are disabled. A paused tenant's channels are disabled, unless the engine cut was given up for that tenant.
+ * positive priority stays enabled while its share is not used up, so that its next launch need not wait for a call that
+ * enables them. A paused tenant's channels are disabled, unless the engine cut was given up for that tenant.
  *
  * Only the event loop's thread may call these functions. Times are nanoseconds of CLOCK_MONOTONIC.
  */

@@ -38,8 +38,8 @@ static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot
 }
 
 /*
- * Finds claimed slots without a lock. The slots are read in blocks, because after three expensive looks a lease gets no
- * further ones (rest.h).
+ * Finds claimed slots without a lock. The slots are read in blocks, so that the look takes less time: after three
+ * expensive looks in a row a lease gets no further ones (rest.h).
  */
 static void find_out(void *data)
 {

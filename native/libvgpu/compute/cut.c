@@ -29,7 +29,7 @@
  * Time after which a slice is requested for a process that counts as idle, although it made no call. It may have work:
  * without membarrier(2), a thread may already have passed the check of the flag when the process is taken for idle; and
  * another process may cause work here. No call would request a slice for such work. Further requests follow, each after
- * ten times as long, until a call comes.
+ * ten times as long (at most DOUBT_MAX_NS), until a call comes.
  */
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
@@ -206,7 +206,7 @@ static void record(bool unfinished, uint64_t now)
 
 /*
  * Samples a process that keeps making calls: is some of its work unfinished? A thread that stays inside a call waits
- * for work. While the process is off the device, the answer is unknown.
+ * for work. While the process is off the device, the answer is unknown, and no sample is taken.
  */
 static void sample(uint64_t now, bool waits)
 {

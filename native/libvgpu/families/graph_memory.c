@@ -88,8 +88,8 @@ static uint64_t held_on(int device)
 }
 
 /*
- * Returns the most that a launch can add: if each graph had separate memory, the driver would hold what all graphs need
- * together.
+ * Returns the most that a launch that needs `bytes` can add: no more than is missing if all graphs had separate memory;
+ * while a trim is in progress, `bytes`.
  */
 static uint64_t most_added(int device, uint64_t bytes)
 {

@@ -304,7 +304,7 @@ static CUresult end(struct request *request, const CUdeviceptr *pointer, uint64_
                                       : end(&request, dptr, bytesize, CALL(symbol, dptr, bytesize, pool, hStream)); \
     }
 
-/* Frees memory in stream order. Memory of cuMemAlloc can be freed so too. */
+/* Frees memory in stream order. The same call can free memory of cuMemAlloc. */
 #define FREE_ASYNC(symbol, per_thread)                                                           \
     VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)                              \
     {                                                                                            \

@@ -10,8 +10,8 @@
 #include "tenant.h"
 
 /*
- * Claims bytes. Before a refusal, it looks for room: memory that this process's pools hold unused (as the driver does
- * on a full card), leftovers (driver_overhead.h), and the slots of dead processes (vgpu_tenant_reclaim).
+ * Claims bytes. Before a refusal, it looks for room: unused memory of this process's pools and graphs (as the driver
+ * does on a full card), leftovers (driver_overhead.h), and the slots of dead processes (vgpu_tenant_reclaim).
  */
 static bool reserve(int device, uint64_t bytes)
 {

@@ -111,8 +111,8 @@ static CUresult wait_for(CUcontext context)
 }
 
 /*
- * Waits for the work of the context, and frees an allocation that the program frees. During a stream capture the memory
- * stays until vgpu_evictable_sweep. Precondition: the caller is inside.
+ * Waits for the work of the context, and frees an allocation that the program frees. If the wait fails, nothing is
+ * freed. During a stream capture the memory stays until vgpu_evictable_sweep. Precondition: the caller is inside.
  */
 static CUresult let_go(const struct vgpu_entry *entry)
 {

@@ -30,7 +30,10 @@ static int connect_control(void)
     return fd;
 }
 
-/* Prints a reply. It arrives as a line with its length in bytes, and the bytes. */
+/*
+ * Prints a reply. It arrives as a line with its length in bytes, and the bytes. Returns false if the connection ends
+ * before. Sets *silent if the reply is empty.
+ */
 static bool print_reply(FILE *from, bool *silent)
 {
     char head[32], buffer[1024];
