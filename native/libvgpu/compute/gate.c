@@ -498,8 +498,8 @@ static void watch(void)
 }
 
 /*
- * Without an arbiter: if threads wait at the gate, begins a slice when the process's own duty cycle (duty.h) allows it.
- * Returns the nanoseconds until the next call.
+ * Without an arbiter: if threads wait at the gate, begins a slice when the process's own duty cycle (duty.h) allows it,
+ * or without a share at once. Begins none while the lease is suspended. Returns the nanoseconds until the next call.
  */
 static int64_t own_turn(uint64_t now)
 {
@@ -522,7 +522,10 @@ static int64_t own_turn(uint64_t now)
     return (int64_t)wait;
 }
 
-/* Returns whether there is unfinished work. If nothing was launched since the last check, a new check is begun. */
+/*
+ * Returns whether there is unfinished work. If nothing was launched since the last check, a drain shows it, which the
+ * first such call begins. While the gate is closed, a slice that is still held counts as work.
+ */
 static bool is_busy(bool closed, bool held, bool same)
 {
     if (closed || !same) {

@@ -14,7 +14,7 @@
 #include "tenant.h"
 
 #define RING 32u     /* maximum of markers in flight for one context */
-#define DEPTH_MIN 2u /* number of launches in flight that is always allowed, however long they are */
+#define DEPTH_MIN 2u /* number of launches for which the window has room, however long they are */
 #define BATCH_MAX 2048u
 #define FREE_BATCH 4096u /* number of launches between two checks in a slice without pacing */
 /* number of launches between two checks while the next launch may use a device whose slice another tenant has */

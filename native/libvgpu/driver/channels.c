@@ -167,7 +167,10 @@ static struct subdevice *subdevice_of(const struct group *group)
     return NULL;
 }
 
-/* Appends a channel group to the process's table of channels from index `at`. Returns the next free index. */
+/*
+ * Appends a channel group to the process's table of channels from index `at`, in entries of up to VGPU_GROUP_CHANNELS
+ * channels. Returns the next free index. Sets table->lost if the group's device is not known or the table is full.
+ */
 static uint32_t publish_group(const struct group *group, uint32_t at)
 {
     struct subdevice *subdevice = subdevice_of(group);

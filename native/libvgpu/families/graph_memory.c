@@ -422,7 +422,8 @@ static bool is_finished(const struct vgpu_graph_charge *charge)
 
 /*
  * Claims what a launch can add. If that exceeds the limit, frees the memory that no graph uses, and waits, at most
- * UNFINISHED_MAX_NS, for earlier graphs of the stream: the driver would give their memory to this launch.
+ * UNFINISHED_MAX_NS, for earlier graphs of the stream: the driver would give their memory to this launch. An
+ * instantiation that uploads does not wait.
  */
 static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need)
 {

@@ -116,7 +116,7 @@ static CUresult create(struct block *block, CUmemGenericAllocationHandle *handle
     return CUDA_SUCCESS;
 }
 
-/* Records the block of a new handle. If that fails, the block is freed. */
+/* Records the block of a new handle. If that fails, its memory is released, and the block is freed. */
 static CUresult keep_block(struct block *block, struct vgpu_charge *charge, CUmemGenericAllocationHandle handle)
 {
     bool keep;

@@ -221,8 +221,8 @@ void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresul
 }
 
 /*
- * Does the entry's memory end with the context? Small pointers release nothing here, because shared pages have separate
- * entries.
+ * Does the entry's memory end with the context? If so, its charge is removed here. A small allocation has no charge of
+ * its own, because its shared page has a separate entry.
  */
 static bool ends_with_context(const struct vgpu_entry *entry, void *context)
 {

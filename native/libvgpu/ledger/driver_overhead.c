@@ -60,7 +60,10 @@ static bool look(int device, uint64_t claimed, bool *known)
     return true;
 }
 
-/* Measures up to `looks` times. Precondition: the lock `looking` is held. *known: NVML has a figure. */
+/*
+ * Measures up to `looks` times. Returns whether a measurement succeeded. Precondition: the lock `looking` is held.
+ * *known: NVML has a figure.
+ */
 static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 {
     bool done = false;

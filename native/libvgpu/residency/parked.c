@@ -199,7 +199,10 @@ static int write_list(const struct block *made)
     return -1;
 }
 
-/* Asks vgpud to copy the parked blocks into `made`, and waits for the result, or until `stop` returns true. */
+/*
+ * Asks vgpud to copy the parked blocks into `made`, and waits for the result, or until `stop` returns true (then
+ * CUDA_ERROR_NOT_READY).
+ */
 static CUresult ask(const struct block *made, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = LOOK_NS};
