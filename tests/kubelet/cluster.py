@@ -1,8 +1,8 @@
-"""The API server's and the scheduler's side of DRA, as one node's driver sees them.
+"""The API server and the scheduler of Kubernetes, as far as one node's DRA driver sees them.
 
-Slices are checked against the published definition of resource.k8s.io/v1 (types.go and its validation): every
-field is known, every limit is kept. The scheduler allocates like the upstream one: partition counters are
-never overdrawn, and shared capacity is rounded up by its policy.
+ResourceSlices are checked against the published definition of resource.k8s.io/v1 (types.go and its
+validation): every field is known, and every limit is kept. The scheduler allocates like the upstream one: it
+never overdraws partition counters, and rounds shared capacity up as the request policy says.
 """
 
 import asyncio
@@ -129,7 +129,9 @@ def check_policy(policy: dict[str, Any], value: int) -> None:
 
 
 def check_statuses(status: dict[str, Any]) -> None:
-    """Each entry is for an allocated device, and has what a condition needs (validation.go)."""
+    """Asserts that each entry belongs to an allocated device and has the fields that a condition needs
+    (validation.go).
+    """
     key = ("driver", "pool", "device", "shareID")
     given = [tuple(one.get(k) for k in key) for one in status["allocation"]["devices"]["results"]]
     told = [tuple(one.get(k) for k in key) for one in status.get("devices") or ()]
@@ -144,8 +146,8 @@ def check_statuses(status: dict[str, Any]) -> None:
 
 
 class Cluster:
-    """A cluster with Kubernetes 1.`minor`. `off` has the disabled feature gates, whose fields are dropped
-    silently, as by the API server.
+    """A cluster with Kubernetes 1.`minor`. `off` names the disabled feature gates, whose fields are dropped
+    silently, as the API server does.
     """
 
     def __init__(self, minor: int = 36) -> None:
@@ -267,10 +269,9 @@ class Cluster:
     # --- the scheduler
 
     def pool(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-        """Devices and counter sets of the newest generation, once it is complete, in the scheduler's order.
-
-        The scheduler reads slices in the order of their names, and ignores a pool in which two devices have
-        the same name.
+        """Devices and counter sets of the newest complete generation of the pool, in the scheduler's order.
+        The scheduler reads ResourceSlices in the order of their names, and ignores a pool in which two
+        devices have the same name.
         """
         specs = [self.slices_by_name[name]["spec"] for name in sorted(self.slices_by_name)]
         newest = max((spec["pool"]["generation"] for spec in specs), default=0)
@@ -335,9 +336,8 @@ class Cluster:
         among: Any = lambda device: True,
         pod: str = "",
     ) -> dict[str, Any] | None:
-        """Allocates a claim in namespace "ns" for devices of a type. Returns None if the node has no room.
-
-        Takes the first devices that fit, in the order of the list.
+        """Allocates a claim in namespace "ns" for devices of a type. Takes the first devices that fit, in the
+        order of the list. Returns None if the node has no room.
         """
         results: list[dict[str, Any]] = []
         uid = f"{next(self._uids):08d}-0000-4000-8000-000000000000"
@@ -364,8 +364,8 @@ class Cluster:
         return claim
 
     def watch(self, name: str) -> dict[str, Any]:
-        """Allocates a claim with admin access to all devices, which are given though other claims hold them
-        (KEP-5018). The scheduler of 1.36.2 wants a shared device to have the capacity that is asked for.
+        """Allocates a claim with admin access to all devices, even those that other claims hold (KEP-5018).
+        The scheduler of 1.36.2 requires that a shared device has the requested capacity.
         """
         claim = self.allocate(name, "quota", among=lambda _: False, count=0) or {}
         for one in self.pool()[0]:
@@ -380,7 +380,8 @@ class Cluster:
 
 def consume(capacity: dict[str, Any], asked: str | None, several: bool) -> int | None:
     """The amount that a request consumes, or None if it asks for too much. A device that is not shared is
-    consumed whole. Otherwise the request policy rounds what is asked; without a policy nothing is rounded.
+    consumed as a whole. Otherwise the request policy rounds the requested amount; without a policy it is not
+    rounded.
     """
     value, policy = parse(capacity["value"]), capacity.get("requestPolicy")
     if not several:

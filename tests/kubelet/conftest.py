@@ -1,5 +1,5 @@
-"""Fixtures: a keeper in the test's process with its kubelet door, and a kubelet that calls it over real
-sockets.
+"""Fixtures: a keeper in the test's process with its device plugins, and a double of the kubelet that calls
+them over real sockets.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ kind = "memory"
 
 @dataclass
 class Turned:
-    """Seconds by which a test has advanced vgpud's clock. Other processes have real time."""
+    """Seconds by which a test has advanced vgpud's clock. The clocks of other processes are not advanced."""
 
     passed: float = 0.0
 
@@ -50,7 +50,7 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
 
 @dataclass
 class Node:
-    """A node of a cluster: vgpud's keeper and kubelet door, and the kubelet."""
+    """A node of a cluster: vgpud's keeper with its device plugins, and the kubelet's double."""
 
     world: World
     kubelet: Kubelet
@@ -73,7 +73,7 @@ class Node:
         self.task = asyncio.ensure_future(self.door.run())
 
     async def close(self) -> None:
-        """Stops the tasks, as the end of vgpud does."""
+        """Stops vgpud's tasks, as its end does."""
         assert self.task is not None
         self.task.cancel()
         with suppress(asyncio.CancelledError):

@@ -1,9 +1,9 @@
 """A double of the kubelet as a device plugin sees it: its sockets, its device manager and its behaviour.
 
-Sources are the published protocol and the kubelet's device manager. The kubelet empties its folder at its
-start, keeps its own accounts of ids (in a checkpoint that outlives it), asks for preferred ids and mostly
-uses them, and gives an init container's ids to later containers again. It never says for which pod it asks,
-and never reports the end of a pod.
+The sources are the published protocol and the kubelet's device manager. At its start the kubelet empties its
+folder of plugins. It keeps its own accounts of device ids, in a checkpoint that outlives it. It asks for
+preferred ids and mostly uses them, and gives an init container's ids to later containers again. It never says
+for which pod it asks, and never reports the end of a pod.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def encode(message: Any) -> bytes:
 
 @dataclass
 class Endpoint:
-    """A registered plugin, with the last device list that it sent."""
+    """A registered device plugin, with the last device list that it sent."""
 
     resource: str
     channel: grpc.aio.Channel
@@ -55,8 +55,8 @@ class AdmissionError(Exception):
 
 
 def fixed_plugins(root: Path) -> Path:
-    """Returns the folder of device plugins. It is not below the root folder, because a kubelet has it at a
-    constant path, whatever its --root-dir.
+    """Returns the folder of device plugins. A kubelet has it at a constant path, whatever its --root-dir, so
+    it is not below the root folder.
     """
     return root.parent / "device-plugins"
 
@@ -75,7 +75,7 @@ class Kubelet:
         # the claim's name and its CDI devices, by pod and container
         self.claimed: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self.init_containers: set[tuple[str, str]] = set()  # (pod, container); PodResources never lists them
-        # Pods that the kubelet has admitted. Each node of a cluster runs some pods of the API server.
+        # The pods that the kubelet has admitted. Each node of a cluster also runs some pods of the system.
         self.active: set[str] = {"kube-system/kube-proxy-x7f2p"}
         self.refuse = ""  # if not empty, the reason with which registrations are refused
         self.listing_fails = False
@@ -123,12 +123,12 @@ class Kubelet:
         await self.start()
 
     def looks_old(self) -> None:
-        """Makes the kubelet's sockets old. vgpud trusts the list of a kubelet that has started long ago."""
+        """Makes the kubelet's sockets old. vgpud trusts the pod list of a kubelet that started long ago."""
         for folder in (self.pod_resources, self.plugins):
             os.utime(folder / "kubelet.sock", (0, 0))
 
     async def remove_folder(self) -> None:
-        """Removes the folder and starts again, as an administrator may do."""
+        """Removes the kubelet's folder and starts the kubelet again, as an administrator may do."""
         await self.stop()
         shutil.rmtree(self.plugins)
         await asyncio.sleep(0.1)
@@ -155,7 +155,7 @@ class Kubelet:
             await self._forget(old)
         channel = grpc.aio.insecure_channel(f"unix:{self.plugins / asked.endpoint}")
         endpoint = Endpoint(asked.resource_name, channel)
-        # the kubelet connects and asks for the options before it answers the registration
+        # the kubelet connects to the plugin and asks for its options before it answers the registration
         options = await endpoint.call("GetDevicePluginOptions", dp.Empty(), dp.DevicePluginOptions)
         assert options == asked.options
         endpoint.watch = asyncio.ensure_future(self.watch(endpoint))
@@ -194,7 +194,7 @@ class Kubelet:
                 continue
             told = pods[pod]
             one = told.containers.add(name=container)
-            # if the plugin asks for NUMA nodes, the claim has one container for each of them
+            # if the plugin asks for NUMA nodes, PodResources has one entry for each of them
             for name in sorted(ids):
                 one.devices.add(resource_name=resource, device_ids=[name])
         for (pod, container), (claim, cdi_names) in self.claimed.items():
@@ -236,9 +236,8 @@ class Kubelet:
         among: Callable[[str], bool] = lambda _: True,
         init: bool = False,
     ) -> dp.ContainerAllocateResponse:
-        """Gives a container of a pod `count` ids. Raises AdmissionError with the plugin's message.
-
-        From here on PodResources lists the pod, but never its plain `init` containers.
+        """Gives a container of a pod `count` ids. Raises AdmissionError with the plugin's message. From then
+        on PodResources lists the pod, but never its plain `init` containers.
         """
         self.active.add(pod)
         if init:

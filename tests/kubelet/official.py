@@ -1,5 +1,5 @@
-"""The official Python client and Helm 4 (as a C library), fetched once into build/outside/ from the index
-that pip uses.
+"""Fetches the official Python client and Helm 4 (as a C library) once, into build/outside/, from the package
+index that pip uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.simnode import ROOT
 
 OUTSIDE = ROOT / "build" / "outside"
 REQUIREMENT = "kubernetes>=34,<38"  # the same requirement as in the extra "dra" of pyproject.toml
-HELM = "helm-sdkpy==0.1.32"  # x86-64; the library needs no Python, the package asks for 3.12
+HELM = "helm-sdkpy==0.1.32"  # for x86-64; the library needs no Python, although the package asks for 3.12
 HELM_OPTIONS = ("--no-deps", "--only-binary=:all:", "--ignore-requires-python")
 FETCH_SECONDS = 240
 
@@ -30,7 +30,9 @@ def client() -> Path | None:
 
 
 def helm() -> Path | None:
-    """Returns the library libhelm_sdkpy.so, or None as client() does."""
+    """Returns the library libhelm_sdkpy.so. If it cannot be fetched, returns None, and the reason is in
+    `why`.
+    """
     folder = _kept("helm", "helm_sdkpy", HELM, *HELM_OPTIONS)
     return folder and folder / "helm_sdkpy" / "_lib" / "linux-amd64" / "libhelm_sdkpy.so"
 

@@ -1,4 +1,4 @@
-"""Runs with the official client on PYTHONPATH: vgpud's requests to the API server, over real HTTP."""
+"""Sends vgpud's requests to the API server over real HTTP. Runs with the official client on PYTHONPATH."""
 
 import asyncio
 import json

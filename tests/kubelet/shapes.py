@@ -1,14 +1,14 @@
 """The fields of the Kubernetes objects that vgpud ships, with their types, as the Kubernetes APIs define
 them.
 
-Written by hand from the API reference. A field that is missing here has not been checked against the
-reference.
+The table is written by hand from the API reference. A field that is missing here has not been checked against
+the reference.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-Shape = Any  # a type, a list with one element shape, a dict of shapes, or a Map
+Shape = Any  # a type, a list with the shape of its elements, a dict of shapes, or a Map
 
 NAME = {"name": str}
 

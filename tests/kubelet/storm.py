@@ -36,7 +36,7 @@ name = "vgpud.io/memory-gib"
 kind = "memory"
 """
 SIZES = (1, 2, 3, 7, 20)
-STUCK_SECONDS = 120.0  # longest time until a container starts, including vgpud's downtime
+STUCK_SECONDS = 120.0  # the longest time until a container starts, including the time in which vgpud is down
 FREE_SECONDS = 60.0
 
 
@@ -45,7 +45,7 @@ class Outcome:
     ran: int = 0
     refused: int = 0  # pods in whose place a new one was made
     retries: int = 0  # container starts that failed and were repeated
-    # seconds from a pod's end until its memory is free, for pods during whose end nothing was killed
+    # Seconds from a pod's end until its memory is free, for pods at whose end nothing was killed.
     freed_seconds: list[float] = field(default_factory=list)
 
 
@@ -113,7 +113,7 @@ class Storm:
 
     async def _made(self, name: str, first: int, size: int) -> tuple[str, dict[str, Any]]:
         """Makes a new pod in the place of each refused one, as a controller does. Returns the name of the pod
-        that was admitted, and the replies for its containers.
+        that is admitted, and the replies for its containers.
         """
         async with asyncio.timeout(STUCK_SECONDS):
             for number in itertools.count():
@@ -128,8 +128,8 @@ class Storm:
         raise AssertionError
 
     async def _scheduled(self, size: int) -> None:
-        """Waits until the node has enough free units for the pod. Meanwhile the pod is pending, as it is
-        while vgpud is down.
+        """Waits until the node has enough free units for the pod. Until then the pod is pending, also while
+        vgpud is down.
         """
 
         def free() -> int:
@@ -141,7 +141,9 @@ class Storm:
                 await asyncio.sleep(0.05)
 
     async def _admitted(self, name: str, first: int, size: int) -> dict[str, Any]:
-        """The replies for an init container with `first` units, if not 0, and for the container after it."""
+        """Admits an init container with `first` units, if not 0, and the container after it. Returns the
+        replies for them by container.
+        """
         async with self._one_admission:
             if not first:
                 return {"main": await self.kubelet.admit(name, UNITS, size)}

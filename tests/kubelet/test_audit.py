@@ -11,7 +11,7 @@ from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.api.gen.kubelet import dra_v1_pb2 as dra_pb
 
 UNITS = "vgpud.io/memory-gib"
-#: Calls of the kubelet -> whether the call changes an allocation.
+# Each call of the kubelet, and whether it changes an allocation.
 CHANGES = {
     "GetDevicePluginOptions": False,
     "ListAndWatch": False,
@@ -36,7 +36,9 @@ def test_every_call_of_the_kubelet_is_classified_for_the_audit_trail() -> None:
 
 
 def test_each_change_in_a_pods_life_leaves_one_audit_line_with_the_pods_name(short: Path) -> None:
-    """Allocate names no pod. PodResources does, and the line of the binding has the allocation's id."""
+    """An Allocate call does not name its pod, and PodResources does. The audit line of the binding has the
+    allocation's id.
+    """
     found: list[Any] = []
 
     async def story() -> None:

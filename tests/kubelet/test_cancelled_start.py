@@ -1,4 +1,4 @@
-"""Cancelling the start of a plugin's server leaves no server behind."""
+"""A cancelled start of a plugin's gRPC server leaves no server behind."""
 
 import asyncio
 from pathlib import Path
@@ -29,9 +29,7 @@ class Server:
 def test_a_grpc_server_whose_start_is_cancelled_is_stopped(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that stays open would make grpc.aio wait for ever when the last server is
-    garbage-collected.
-    """
+    """With a server left open, grpc.aio would wait for ever when the last server is garbage-collected."""
     made = Server()
     monkeypatch.setattr(wire, "server", lambda: made)
     monkeypatch.setattr(wire, "bind", lambda *_: None)

@@ -1,4 +1,6 @@
-"""Allocations of the device plugin, and the containers that run with them, as the CDI hooks report them."""
+"""Allocations for the device plugin and the containers that run with them, as the CDI hooks report the
+containers.
+"""
 
 import asyncio
 import os
@@ -30,7 +32,7 @@ SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
 
 @contextmanager
 def container() -> Iterator[Lifetime]:
-    """Starts a process that stands for the container's init, and yields its identity."""
+    """Starts a process that stands for the container's init, and yields the identity of the process."""
     with subprocess.Popen(["sleep", "600"]) as init:
         ticks = start_ticks(init.pid)
         assert ticks is not None
@@ -41,7 +43,7 @@ def container() -> Iterator[Lifetime]:
 
 
 async def start(node: Node, pod: str, init: Lifetime, allocation: int = 0) -> None:
-    """Does what the createRuntime hook of an allocation's CDI spec does."""
+    """Tells vgpud the start of a container, as the createRuntime hook in the allocation's CDI spec does."""
     assert await node.door.allocator.bind(node.allocations[allocation].id, init, pod)
 
 
@@ -53,8 +55,8 @@ def sizes(node: Node) -> list[int]:
 def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
     short: Path, first: int, then: int
 ) -> None:
-    """The kubelet admits a pod's containers before the first one starts. PodResources does not list plain
-    init containers.
+    """The kubelet admits all containers of a pod before the first one starts. PodResources does not list
+    plain init containers.
     """
 
     async def story() -> None:
@@ -80,7 +82,7 @@ def test_an_init_container_keeps_its_allocation_when_later_containers_ask(
 
 
 def test_the_container_after_an_init_container_gets_the_cards_of_the_init_container(short: Path) -> None:
-    """The kubelet keeps the CDI name that it got for the init container."""
+    """The kubelet keeps for the later container the CDI name that it got for the init container."""
 
     async def story() -> None:
         async with node_in(short, CARDS, four_cards()) as node:
@@ -125,7 +127,7 @@ def test_an_init_containers_cards_are_released_if_the_container_after_it_cannot_
 def test_the_end_of_another_pod_during_an_admission_releases_nothing_of_the_admitted_pod(
     short: Path, other: str
 ) -> None:
-    """On a busy node, other pods may end between the calls for two containers of one pod."""
+    """On a busy node, other pods may end between the Allocate calls for two containers of one pod."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -155,11 +157,11 @@ def test_the_allocation_of_a_pod_whose_init_container_alone_asked_lasts_to_the_p
             await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
             with container() as init:
                 await start(node, "a/b/init", init)
-                # PodResources omits the pod for 1.6 s; release_seconds is 1
+                # for 1.6 s PodResources omits the pod, while release_seconds is 1
                 for _ in range(8):
                     await asyncio.sleep(0.2)
                     assert sizes(node) == [5]
-            # the container has ended; it may be started again while its pod exists
+            # the container has ended, but may be started again as long as its pod exists
             await node.door.allocator.check(0.0, settled=True)
             assert sizes(node) == [5]
             node.kubelet.end("a/b")
@@ -170,7 +172,7 @@ def test_the_allocation_of_a_pod_whose_init_container_alone_asked_lasts_to_the_p
 
 
 def test_an_init_container_may_start_long_after_its_admission(short: Path, turned: Turned) -> None:
-    """An init container's image may be pulled first, and PodResources never lists the init container."""
+    """The image of an init container may be pulled first, and PodResources never lists the init container."""
 
     async def story() -> None:
         async with node_in(short) as node:
@@ -187,8 +189,8 @@ def test_an_init_container_may_start_long_after_its_admission(short: Path, turne
 
 
 def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
-    """release_seconds and check_seconds are an hour. The release after the pod's last container waits for
-    neither.
+    """release_seconds and check_seconds are an hour, so only the end of the container can cause the
+    release.
     """
 
     async def story() -> None:
@@ -210,8 +212,8 @@ def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
 
 
 def test_a_restarted_vgpud_trusts_the_pod_list_of_a_kubelet_that_has_run_for_long(short: Path) -> None:
-    """The list of a kubelet may lack pods only soon after its start, so vgpud trusts the list of an
-    older kubelet at once.
+    """Only soon after its start may a kubelet's list lack pods. vgpud trusts the list of an older kubelet at
+    once.
     """
 
     async def story() -> None:
@@ -232,7 +234,9 @@ def test_a_restarted_vgpud_trusts_the_pod_list_of_a_kubelet_that_has_run_for_lon
 
 
 def test_a_pod_that_a_restarted_kubelet_has_listed_is_released_when_no_longer_listed(short: Path) -> None:
-    """A kubelet that has listed a pod is trusted when it no longer lists it, even soon after its start."""
+    """Once a kubelet has listed a pod, vgpud trusts its lists without the pod, even soon after the kubelet's
+    start.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW, pace=replace(FAST, settled=3600.0)) as node:
@@ -251,7 +255,7 @@ def test_a_pod_that_a_restarted_kubelet_has_listed_is_released_when_no_longer_li
 
 
 def test_a_pod_that_a_newly_started_kubelet_lists_only_once_is_released_at_its_end(short: Path) -> None:
-    """The only list that has the pod is the one by which vgpud learns the name of the allocation's pod."""
+    """The only list with the pod is the one from which vgpud learns the name of the allocation's pod."""
 
     async def story() -> None:
         slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
@@ -291,7 +295,9 @@ def test_a_new_pod_of_the_same_name_does_not_inherit_the_old_ones_allocation(sho
 
 
 def test_ids_that_the_kubelet_gives_twice_enlarge_no_allocation(short: Path) -> None:
-    """The kubelet forgets the ids of a call under way if it is asked for its list when a pod has ended."""
+    """The kubelet forgets the ids of an Allocate call under way if it is asked for its list after a pod has
+    ended.
+    """
 
     async def story() -> None:
         async with node_in(short) as node:
@@ -310,8 +316,8 @@ def test_ids_that_the_kubelet_gives_twice_enlarge_no_allocation(short: Path) -> 
 
 @pytest.mark.parametrize("fewer", [True, False])
 def test_a_pod_created_again_before_the_first_started_has_what_it_asks_for(short: Path, fewer: bool) -> None:
-    """The new pod has the name of the first and some of its ids. It is admitted within the time in which a
-    call for another container of the first pod would come.
+    """The new pod has the name of the first one and some of its ids. It is admitted within the time in which
+    vgpud expects a call for another container of the first pod.
     """
 
     async def story() -> None:
@@ -339,7 +345,7 @@ def test_a_pod_created_again_before_the_first_started_has_what_it_asks_for(short
 
 
 def test_a_pod_without_a_gpu_keeps_nothing_of_an_earlier_pod_of_its_name(short: Path, tmp_path: Path) -> None:
-    """The first pod's control group is gone, and the second one's containers have another name."""
+    """The control group of the first pod is gone, and the containers of the second one have other names."""
     group = tmp_path / "pod12345678-aaaa" / "c"
 
     async def story() -> None:
@@ -350,7 +356,8 @@ def test_a_pod_without_a_gpu_keeps_nothing_of_an_earlier_pod_of_its_name(short: 
             with container() as first:
                 init = replace(first, cgroup=f"{group.stat().st_ino} {group}")
                 await start(node, "a/web-0/init", init)
-            # created again within the interval of the checks: the list has the name all the time
+            # the pod is created again within the interval of the checks, so the list has its name all the
+            # time
             await node.until(lambda: not node.door.allocator.started.lives(node.allocations[0].request.id))
             assert sizes(node) == [5], "the init container may run again"
             shutil.rmtree(group.parent)
@@ -383,7 +390,7 @@ def test_a_kubelet_that_lost_its_checkpoint_cannot_give_away_a_running_container
             ids = node.kubelet.in_use(UNITS)
             with container() as init:
                 await start(node, "a/b/main", init)
-                # the kubelet has lost its record of the ids, while the pod keeps running
+                # the kubelet loses its record of the ids, while the pod keeps running
                 node.kubelet.held.clear()
                 await node.kubelet.restart()
                 await node.kubelet.healthy(UNITS, 160)
@@ -411,8 +418,8 @@ def test_a_kubelet_that_lost_its_checkpoint_cannot_give_away_a_running_container
 def test_after_a_kill_of_the_kubelet_in_an_admission_each_pod_gets_its_own_limit(
     short: Path, common: int
 ) -> None:
-    """The killed kubelet had the ids, but its checkpoint does not have them. It admits the pods again; each
-    gets what it asks for, and not the sum.
+    """The ids were given out by the killed kubelet, and are missing in its checkpoint. The new kubelet admits
+    the pods again, and each gets what it asks for, not the sum.
     """
 
     async def story() -> None:
@@ -436,8 +443,8 @@ def test_after_a_kill_of_the_kubelet_in_an_admission_each_pod_gets_its_own_limit
 
 
 def test_a_pod_is_refused_if_vgpud_is_restarted_during_its_admission(short: Path) -> None:
-    """The kubelet asks for a container before the restart, for another one after it. They may belong to two
-    pods, the first of which was refused.
+    """The kubelet asks for one container before the restart, and for another one after it. They may belong to
+    two pods, the first of which was refused.
     """
 
     async def story() -> None:
@@ -462,8 +469,8 @@ def test_a_pod_is_refused_if_vgpud_is_restarted_during_its_admission(short: Path
 
 @pytest.mark.parametrize("common", [1, 2])
 def test_a_pod_refused_while_vgpud_was_down_leaves_no_limit_to_the_next_pod(short: Path, common: int) -> None:
-    """vgpud ends after it has made the allocation of the first pod, which the kubelet then refuses. The next
-    pod gets `common` of its ids.
+    """vgpud is killed after it has made the allocation of the first pod, and the kubelet refuses that pod.
+    The next pod gets `common` of its ids.
     """
 
     async def story() -> None:
@@ -488,7 +495,7 @@ def test_a_pod_refused_while_vgpud_was_down_leaves_no_limit_to_the_next_pod(shor
 
 @pytest.mark.parametrize("asked", [2, 5])
 def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: int) -> None:
-    """The allocation with its ids may be another pod's, and has another size."""
+    """The allocation with these ids may belong to another pod and have another size."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -506,7 +513,7 @@ def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: in
 
 
 def test_an_admission_with_only_some_ids_of_an_earlier_container_belongs_to_another_pod(short: Path) -> None:
-    """The kubelet gives a later container of the same pod all ids of the init container, or only those."""
+    """A later container of the same pod gets all ids of the init container, or only ids of it."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -526,8 +533,8 @@ def test_an_admission_with_only_some_ids_of_an_earlier_container_belongs_to_anot
 def test_a_pod_made_in_the_place_of_a_refused_one_keeps_the_allocation_of_its_init_container(
     short: Path,
 ) -> None:
-    """vgpud ends after it has made the first pod's allocation. The kubelet gives the ids to the second pod's
-    init container, and more of them to the container after it.
+    """vgpud is killed after it has made the first pod's allocation, and that pod is refused. The kubelet
+    gives its ids to the init container of the second pod, and more ids besides to the container after it.
     """
 
     async def story() -> None:
@@ -553,14 +560,18 @@ POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
 
 
 def in_group(init: Lifetime, folder: Path) -> Lifetime:
-    """A copy of `init` in a new control group below `folder`, named as the kubelet names a pod's."""
+    """A copy of the identity `init`, in a new control group below `folder` with a name like the kubelet's for
+    a pod.
+    """
     group = folder / POD / "cri-containerd-0123.scope" / "container"
     group.mkdir(parents=True, exist_ok=True)
     return replace(init, cgroup=f"{group.stat().st_ino} {group}")
 
 
 def test_the_absence_of_its_control_group_shows_that_a_pod_ended_while_no_kubelet_ran(short: Path) -> None:
-    """The list of a new kubelet is not trusted for an hour. The kubelet removes the pod's control group."""
+    """vgpud does not trust the list of the new kubelet for an hour. The kubelet removes the pod's control
+    group.
+    """
 
     async def story() -> None:
         slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
@@ -606,7 +617,7 @@ def test_a_restarted_vgpud_still_knows_the_control_groups_of_pods(short: Path) -
 def test_a_kubelet_that_lists_only_static_pods_ends_no_allocation(
     short: Path, began: bool, turned: Turned
 ) -> None:
-    """A kubelet that is started while its API server is away knows only the static pods. The pods whose
+    """A kubelet that starts while its API server is down knows only the static pods. Other pods whose
     containers have ended may start them again later.
     """
 
@@ -634,7 +645,7 @@ def test_a_kubelet_that_lists_only_static_pods_ends_no_allocation(
 
 
 def test_the_first_lists_of_a_new_kubelet_end_no_pod_that_its_predecessor_listed(short: Path) -> None:
-    """A kubelet answers PodResources before its folder for plugins shows its start."""
+    """A new kubelet answers PodResources before its start is visible in its folder of plugins."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -654,8 +665,8 @@ def test_the_first_lists_of_a_new_kubelet_end_no_pod_that_its_predecessor_listed
 
 
 def test_a_container_process_that_its_runtime_lost_does_not_keep_the_allocation(short: Path) -> None:
-    """A runtime that is killed while it creates a container leaves an init that waits for ever, and has not
-    called exec.
+    """A container runtime that is killed while it creates a container leaves an init process that waits for
+    ever and has not called exec.
     """
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The whole daemon on a simulated node, with a kubelet."""
+"""A whole vgpud on a simulated node, with a double of the kubelet."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
             await k.healthy("nvidia.com/mig-1g.18gb", 7)
             assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
             assert len(await held_on(node)) == 2
-            # after a reboot the kubelet starts its pods again with the same device ids
+            # after the reboot the kubelet starts its pods again with the same device ids
             await asyncio.to_thread(reboot, node)
             await k.restart()
             await asyncio.to_thread(node.start)
@@ -145,7 +145,8 @@ def test_the_hook_in_the_cdi_spec_of_a_pod_binds_its_container(make_node: NodeMa
             with subprocess.Popen(["sleep", "600"]) as init:
                 done = await asyncio.to_thread(bind, spec, init.pid)
                 assert done.returncode == 0, done.stderr
-                # after a forced deletion the container keeps running for longer than release_seconds
+                # the pod was deleted by force, and its container keeps running for longer than
+                # release_seconds
                 k.end("a/b")
                 await asyncio.sleep(3)
                 assert len(await held_on(node)) == 1
@@ -163,8 +164,8 @@ def test_the_hook_in_the_cdi_spec_of_a_pod_binds_its_container(make_node: NodeMa
 
 
 def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
-    """The policy names a compute-instance profile, which becomes a resource: three instances of one slice in
-    each of two GPU instances.
+    """The policy names a profile of compute instances, which becomes a resource: three instances of one slice
+    in each of two GPU instances.
     """
     parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')
     node = make_node("h200x8", parts)

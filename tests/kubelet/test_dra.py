@@ -1,5 +1,5 @@
-"""DRA claims as the kubelet makes them: registration, prepare and unprepare over real sockets, in both API
-versions.
+"""DRA claims as the kubelet makes them: registration, prepare and unprepare over real sockets, in both
+versions of the API.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Dra:
     # --- calls as the kubelet makes them
 
     async def register(self) -> registration.PluginInfo:
-        """Does what the kubelet's plugin watcher does with a new socket."""
+        """Registers the driver as the kubelet's plugin watcher does with a new socket."""
         await self.until(self.registrar.exists)
         info = await call(
             self.registrar,
@@ -176,7 +176,7 @@ def test_a_claim_of_a_fraction_is_published_prepared_and_released(short: Path, v
             if version is dra_v1_pb2:
                 assert device.share_id == f"share-{uid}"
             assert dra.world.specs() == [f"vgpud.io-vgpu_{allocation.id}.json"]
-            # a repeated call has the same result, in either version, and without the API server
+            # a repeated call has the same result in either version, even without the API server
             dra.cluster.fail = 500
             for again in VERSIONS:
                 same = await dra.prepare(claim, again)
@@ -339,7 +339,7 @@ def test_the_status_of_a_claim_is_written_only_once_if_the_cluster_drops_it(shor
                 await dra.door.preparer.check()
             assert dra.cluster.requests.count("status ns/a") == 1
             dra.cluster.off = set()
-            await dra.register()  # a kubelet that starts may have a cluster with other gates
+            await dra.register()  # the kubelet that starts may belong to a cluster with other feature gates
             await dra.until(lambda: told(dra, "a"))
 
     run(story())
@@ -366,7 +366,7 @@ def test_a_claim_with_admin_access_can_monitor_cards_and_allocates_nothing(short
             (device,) = monitor_spec(dra, watch)["devices"]
             paths = [node["path"] for node in device["containerEdits"]["deviceNodes"]]
             assert paths == ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia1"], "CUDA needs nvidia-uvm"
-            # the driver's files change, and the claim is prepared again after a reboot
+            # the driver's files have changed, and the claim is prepared again after a reboot
             mount = Mount("/new/libnvidia-ml.so.1", "/new/libnvidia-ml.so.1")
             dra.world.parts.specs.driver = DriverFiles((mount,))
             await dra.until(lambda: "containerEdits" in monitor_spec(dra, watch))
@@ -415,7 +415,8 @@ def test_two_devices_of_one_request_are_one_allocation(short: Path) -> None:
             assert [len(device.cdi_device_ids) for device in answer.devices] == [1, 0]
             (allocation,) = dra.held.values()
             assert [part.mode for part in allocation.slices] == [Mode.EXCLUSIVE] * 2
-            await dra.published(2)  # devices held by claims stay published, because the scheduler counts them
+            # devices that claims hold stay published, because the scheduler counts them
+            await dra.published(2)
 
     run(story())
 
@@ -451,7 +452,7 @@ def test_a_prepare_that_fails_is_undone_and_may_be_tried_again(short: Path) -> N
             assert dra.world.is_empty()
             dra.world.effectors[Mode.PRELOAD].fail = set()
             assert not (await dra.prepare(claim)).error
-            # the device is lost and comes back; the claim is prepared again
+            # the device was lost and has come back, and the claim is prepared again
             well = dra.world.gateway.node
             lost = replace(well.devices[0], health=Health.LOST)
             dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))
@@ -472,7 +473,7 @@ def test_an_unprepare_after_a_restart_of_vgpud_releases_the_claim(short: Path) -
             claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
             assert claim is not None
             first = await dra.prepare(claim)
-            for content in (None, "{"):  # the row of the claim may be damaged
+            for content in (None, "{"):  # the ledger row of the claim may be damaged
                 await dra.close()
                 if content is not None:
                     await dra.rows.put((claim["metadata"]["uid"], content))
@@ -613,7 +614,9 @@ def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
 
 
 def test_resource_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
-    """The kubelet deletes the node's slices at its start, before or after the driver has registered again."""
+    """The kubelet deletes the node's slices at its start, either before or after the driver has registered
+    again.
+    """
 
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
@@ -631,7 +634,7 @@ def test_resource_slices_are_back_after_a_restart_of_the_kubelet_before_the_next
 def test_resource_slices_that_another_program_deletes_are_back_before_the_next_check(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
-            for _ in range(3):  # no kubelet registers, so only the watch tells of the deletion
+            for _ in range(3):  # no kubelet registers here, so only the watch can report the deletion
                 await dra.published()
                 dra.cluster.wipe()
             await dra.published()
@@ -655,7 +658,9 @@ def test_resource_slices_are_published_again_without_the_right_to_watch_them(sho
 def test_the_kubelet_gets_the_health_of_each_device(
     short: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From 1.36 on the kubelet asks for health, and logs an error every 5 s if the driver does not answer."""
+    """From Kubernetes 1.36 on the kubelet asks for health, and logs an error every 5 s if the driver does not
+    answer.
+    """
     monkeypatch.setattr(plugin, "_HEALTH_SECONDS", 0.05)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The whole daemon on a simulated node, with the official client and doubles of API server and kubelet."""
+"""A whole vgpud on a simulated node, with the official client, and doubles of API server and kubelet."""
 
 import asyncio
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def node_of(make_node: NodeMaker, served: HttpCluster) -> DemoNode:
 
 
 def join(node: DemoNode, served: HttpCluster) -> DemoNode:
-    """Makes a node, which is not started, a node of the cluster."""
+    """Makes a node that is not started a node of the cluster."""
     path = official.client()
     if path is None:
         unmet("python-index", official.why)
@@ -63,7 +63,7 @@ def join(node: DemoNode, served: HttpCluster) -> DemoNode:
         "VGPUD_KUBELET_DIR": str(node.folder / "k"),
         "VGPUD_KUBECONFIG": str(node.folder / "kubeconfig"),
         "VGPUD_NODE_NAME": "node-1",
-        # the client writes the kubeconfig's certificates there, and a killed vgpud leaves them
+        # the client writes the certificates of the kubeconfig there, and a killed vgpud leaves them
         "TMPDIR": str(node.folder),
     }
     return node
@@ -116,7 +116,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         await published(made, 7 + len(places_of_one()))
         part = made.allocate("part", "quota", {"memory": "7Gi"})
         assert part is not None
-        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed during this call, which therefore fails
+        with pytest.raises(grpc.aio.AioRpcError):  # vgpud is killed during this call, so the call fails
             await ask(node, "Prepare", part)
         assert node.daemon is not None
         await asyncio.to_thread(node.daemon.wait, 30)
@@ -126,7 +126,7 @@ def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
         assert list(found) == [claim_id(part)]
         spec = node.folder / "cdi" / f"vgpud.io-vgpu_{found[claim_id(part)]['id']}.json"
         assert "libvgpu.so" in spec.read_text()
-        # the claim gets the upper half of a device first, which vgpud itself would not choose
+        # the claim gets the upper half of a device, which vgpud itself would not choose first
         upper = made.allocate("upper", "mig", among=lambda d: d["name"].endswith("mig-3g-71gb-4"))
         assert made.allocate("no", "mig", among=lambda d: d["name"].endswith("mig-1g-18gb-5")) is None
         lower = made.allocate("lower", "mig", among=lambda d: d["name"].endswith("mig-4g-71gb-0"))

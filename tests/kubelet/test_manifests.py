@@ -1,4 +1,6 @@
-"""The shipped manifests have only known fields, names that vgpud publishes, and permissions that it uses."""
+"""The shipped manifests have only known fields, request only names that vgpud publishes, and grant only
+permissions that it uses.
+"""
 
 import configparser
 import json
@@ -108,14 +110,14 @@ def test_opaque_parameters_of_the_manifests_are_accepted() -> None:
 
 
 def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
-    """Compares the cluster role with the calls in vgpud/serve/dra/api.py. Method names of the official client
-    contain the verb.
+    """Compares the cluster role with the calls in vgpud/serve/dra/api.py. The verb is part of each method
+    name of the official client.
     """
     verbs = {"list": "list", "create": "create", "replace": "update", "delete": "delete", "get": "get"}
     source = (ROOT / "vgpud/serve/dra/api.py").read_text()
     calls = re.findall(r'_objects\(\s*"(\w+?)_\w+",[^)]*?_(SLICES|CLAIMS)', source)
     used = {(f"resource{plural.lower()}", verbs[verb]) for verb, plural in calls} | {("nodes", "get")}
-    # the watch is a list with another option, and the status is a subresource
+    # a watch is a list with another option, and the status of a claim is a subresource
     used |= {("resourceslices", "watch"), ("resourceclaims/status", "update")}
     used |= {("resourceclaims/driver", f"{nodes}-node:update") for nodes in ("associated", "arbitrary")}
     used.discard(("resourceclaims", "update"))
@@ -182,8 +184,8 @@ def test_the_drop_in_of_the_unit_gives_vgpud_access_to_the_kubelets_folders() ->
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"
     assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}
-    # the unit denies every address; systemd allows an address that is in both lists,
-    # systemd.resource-control(5)
+    # the unit denies every address, and systemd allows an address that is in both lists
+    # (systemd.resource-control(5))
     assert parser["Service"]["IPAddressAllow"] == "any"
 
 
@@ -217,7 +219,7 @@ INFORMATION = 1  # helm.sh/helm/v4/pkg/chart/v2/lint/support: information 1, war
 
 
 def worst_of_helm_lint(chart: Path) -> int:
-    """`helm lint` renders the chart's templates and parses what they give."""
+    """The result of `helm lint`, which renders the chart's templates and parses the result."""
     library = official.helm() or unmet("python-index", official.why)
     words = [sys.executable, "-c", HELM_LINT, str(library), str(chart)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

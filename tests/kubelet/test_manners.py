@@ -1,4 +1,4 @@
-"""Irregular behaviour of kubelets, and restarts of vgpud at any moment: nothing leaks, and no pod loses its
+"""Irregular behaviour of kubelets, and restarts of vgpud at any moment. Nothing leaks, and no pod loses its
 allocation.
 """
 
@@ -41,7 +41,7 @@ def test_vgpud_registers_all_resources_again_with_a_restarted_kubelet(short: Pat
 
 
 def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turned: Turned) -> None:
-    """The grace period is an hour on a clock that the test advances."""
+    """The grace period is an hour of a clock that the test advances."""
 
     async def story() -> None:
         async with node_in(short, SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
@@ -55,7 +55,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             await allocator.check(3600)
             turned.passed = 3000.0
             await allocator.check(3600)
-            node.kubelet.listing_fails = True  # the kubelet's listing of pods fails, for any length of time
+            node.kubelet.listing_fails = True  # from here on the kubelet's list of pods fails
             turned.passed = 60000.0
             await allocator.check(3600)
             node.kubelet.listing_fails = False
@@ -63,7 +63,7 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turn
             turned.passed = 63000.0
             await allocator.check(3600)
             assert gib(node) == [5]
-            # the pod is listed again, so the count of misses restarts
+            # the list has the pod again, so vgpud counts its absences anew
             node.kubelet.listing_empty = False
             await allocator.check(3600)
             node.kubelet.end("a/one")
@@ -100,9 +100,7 @@ def test_a_repeated_allocate_call_makes_one_allocation(short: Path) -> None:
 
 
 def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Path) -> None:
-    """vgpud has not noticed the end of the old pod yet. The new pod with the same ids gets its own allocation
-    nevertheless.
-    """
+    """vgpud has not noticed the end of the old pod yet when the new pod asks with the same ids."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -115,7 +113,7 @@ def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Pa
             assert old.cdi_devices != new.cdi_devices
             assert gib(node) == [4]
             node.kubelet.end("a/new")
-            # a third pod gets some of the ids before the kubelet has listed it
+            # a third pod gets some of the ids before a list of the kubelet has had it
             await node.kubelet.admit("a/third", UNITS, 2, among=lambda name: name in ids)
             assert gib(node) == [2]
 
@@ -141,7 +139,7 @@ def test_an_allocate_call_waits_for_the_end_of_the_deleted_pods_processes(short:
 
 
 def test_containers_of_a_pod_with_overlapping_ids_share_an_allocation(short: Path) -> None:
-    """The kubelet gives an init container's ids to later containers of the pod again."""
+    """The kubelet gives the ids of an init container to later containers of the pod again."""
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -190,7 +188,8 @@ def test_pods_keep_their_allocations_across_a_restart_of_vgpud(short: Path) -> N
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 5)
-            for lost in (False, True):  # the second time, vgpud's record of the hold is lost as well
+            # in the second round vgpud's record of the allocation's ids is lost as well
+            for lost in (False, True):
                 await node.close()
                 await node.kubelet.wait(lambda: node.kubelet.endpoints[UNITS].ended)
                 assert not node.kubelet.endpoints[UNITS].healthy
@@ -227,7 +226,7 @@ def test_a_failed_allocate_leaves_no_allocation(short: Path) -> None:
 
 
 def test_an_unregistered_plugin_registers_as_soon_as_the_kubelet_starts(short: Path) -> None:
-    """After a reboot the kubelet admits its pods soon after its start."""
+    """After a reboot the kubelet admits its pods soon after it starts."""
 
     async def story() -> None:
         async with node_in(short) as node:
@@ -235,7 +234,7 @@ def test_an_unregistered_plugin_registers_as_soon_as_the_kubelet_starts(short: P
             await node.kubelet.stop()
             node.pace = replace(FAST, look=3600.0)
             node.open()
-            await asyncio.sleep(0.2)  # vgpud looks for a kubelet before there is one
+            await asyncio.sleep(0.2)  # vgpud looks for a kubelet, and there is none yet
             await node.kubelet.start()
             await node.kubelet.healthy(UNITS, 160)
 

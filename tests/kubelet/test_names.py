@@ -1,4 +1,6 @@
-"""The cluster's names for an allocation's workload: of a device plugin's pod, and of a claim."""
+"""The names of pod, claim and container that an allocation gets from the cluster, for the device plugin and
+for claims.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +42,7 @@ def test_an_allocation_gets_the_names_of_its_pod_from_the_hook_of_the_container(
                 assert named_events(node.world.keeper) == [
                     f"allocation {held.id}: it belongs to pod ml/train-0/main"
                 ]
-                # a second container does not rename the allocation, and names are not part of the request
+                # a second container does not rename the allocation, and the names are not part of the request
                 await start(node, "ml/train-0/sidecar", init)
                 nameless = replace(held.request, workload=Workload())
                 assert (await node.world.keeper.allocate(nameless)).id == held.id

@@ -1,4 +1,4 @@
-"""The official Python client with the API server's double, over HTTP."""
+"""The official Python client against the double of the API server, over HTTP."""
 
 import asyncio
 import json

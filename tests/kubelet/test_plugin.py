@@ -1,4 +1,4 @@
-"""The device plugin as the kubelet sees it. A double plays the kubelet over real sockets."""
+"""The device plugin as a double of the kubelet sees it over real sockets."""
 
 import asyncio
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_memory_units_held_by_allocations_outside_the_kubelet_are_unhealthy(shor
             assert sum(name.startswith(uuid) for name in healthy) == 30
             with pytest.raises(AdmissionError, match="available 30"):
                 await node.kubelet.admit("a/b", UNITS, 31, among=lambda name: name.startswith(uuid))
-            # ids that pods hold stay healthy, however full the device is
+            # ids that pods hold stay healthy, however full their device is
             await node.kubelet.admit("a/b", UNITS, 30, among=lambda name: name.startswith(uuid))
             await node.kubelet.wait(
                 lambda: node.kubelet.in_use(UNITS) <= node.kubelet.endpoints[UNITS].healthy
@@ -83,7 +83,8 @@ def test_preferred_units_of_a_container_are_packed_on_one_device(short: Path) ->
             for pod, units in (("a/one", 50), ("a/two", 60), ("a/three", 15)):
                 await node.kubelet.admit(pod, UNITS, units)
             used = sorted(u.memory_bytes // GIB for u in node.world.parts.book.use.values())
-            assert used == [50, 75]  # the 15 units are on the device with 20 left, not on the one with 30
+            # the 15 units are on the device with 20 units left, and not on the one with 30
+            assert used == [50, 75]
             # the scheduler counts 35 free units in all, but no device has 33
             with pytest.raises(AdmissionError, match=r"33 of .* came from 2 cards .*across"):
                 await node.kubelet.admit("a/four", UNITS, 33)
@@ -211,7 +212,7 @@ def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
 
 
 def test_memory_units_with_compute_are_bounded_by_the_free_compute_shares_of_the_devices(short: Path) -> None:
-    """The healthy units with compute are bounded by the devices' free shares, although the memory is
+    """The free compute shares of the devices bound the healthy units, although the memory is
     overcommitted.
     """
 
@@ -228,7 +229,7 @@ def test_memory_units_with_compute_are_bounded_by_the_free_compute_shares_of_the
             await node.kubelet.admit("a/b", UNITS, 40, among=lambda name: name.startswith(uuid))
             held = [a for a in node.allocations if a.id != taken.id]
             assert [part.share for a in held for part in a.slices] == [Percent(5000)]
-            # healthy ids: those of the pod, and those of the other device
+            # the healthy ids are those of the pod and those of the other device
             await node.kubelet.healthy(UNITS, 120)
 
     run(story())
@@ -260,9 +261,7 @@ def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
 
 
 def test_device_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
-    """The ids of a failed allocation stay unhealthy: its container has no working device, even after the
-    device recovers.
-    """
+    """The container of a failed allocation has no working device, even after the device recovers."""
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -297,9 +296,7 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
 
 
 def test_a_pod_that_fits_no_card_fails_once_and_then_waits(short: Path, turned: Turned) -> None:
-    """A pod that fits no card is not admitted a second time. Its controller recreates a failed pod at once,
-    so without the wait one pod after the other would fail.
-    """
+    """Its controller recreates a failed pod at once. Without the wait one pod after the other would fail."""
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
@@ -310,8 +307,8 @@ def test_a_pod_that_fits_no_card_fails_once_and_then_waits(short: Path, turned: 
             for span in (30.0, 60.0):
                 with pytest.raises(AdmissionError, match="came from 2 cards"):
                     await node.kubelet.admit("a/big", UNITS, 60)
-                # healthy ids: those that pods hold, and those left on the emptier device. The scheduler keeps
-                # the next pod waiting
+                # The healthy ids are those that pods hold, and those left on the emptier device. So the
+                # scheduler keeps the next pod waiting.
                 await node.kubelet.healthy(UNITS, 130)
                 with pytest.raises(AdmissionError, match="requested 60, available 40"):
                     await node.kubelet.admit("a/big", UNITS, 60)

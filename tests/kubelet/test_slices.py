@@ -1,5 +1,5 @@
-"""ResourceSlices compared with the published definition. vgpud can grant every allocation that the scheduler
-makes from them.
+"""ResourceSlices compared with their published definition. vgpud can grant every allocation that the
+scheduler makes from them.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.dra.quantity import parse, show
 from vgpud.serve.dra.slices import DRIVER, Node, semantic, specs
 
-# files with `same_as` are other names of a node, and have no devices of their own
+# a file with `same_as` gives another name to the node of another file, and has no devices of its own
 PROFILES = [p for p in sorted((ROOT / "configs/sim").glob("*.toml")) if "same_as" not in p.read_text()]
 NODE = Node("node-1", "580.159.04", "13.0")
 
@@ -135,7 +135,9 @@ def test_resource_slices_are_listed_again_only_after_their_watch_has_reported_a_
 def test_the_cards_of_each_simulated_node_are_published_in_each_mode(
     path: Path, mode: str, minor: int
 ) -> None:
-    """The API server refuses a slice with two devices of the same name (RTX PRO 6000: +me and -me)."""
+    """The API server refuses a slice with two devices of the same name, which two profiles of one card could
+    cause (RTX PRO 6000: +me and -me).
+    """
     devices = cards_of_profile(path)
     cluster = Cluster(minor)
     publish(cluster, Snapshot(devices=devices), policy_of(mode))
@@ -191,12 +193,12 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert profile_of("b", "1Gi") == "1g.18gb"
     assert profile_of("c", "60Gi") == "3g.71gb"
     assert profile_of("d", "1Gi") == "1g.18gb"
-    # all four instances are on the first device: the small ones are where no large one can begin
+    # all four instances are on the first device: the small ones are placed where no large one can begin
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
 def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
-    """The devices have the attribute pcieRoot, which matchAttribute of a claim compares with that of other
+    """The devices have the attribute pcieRoot. A claim's matchAttribute compares it with that of other
     drivers' devices, for example of a network card.
     """
     node = h200_node(2)
@@ -236,7 +238,7 @@ def test_drained_and_sick_devices_are_published_with_a_taint_that_gives_the_reas
     assert only["spec"]["pool"]["generation"] == 1, "what the server fills in is no difference"
     claims = [cluster.allocate(name, "quota", {"memory": "100Gi"}) for name in ("a", "b")]
     assert claims[0] is not None and claims[1] is None
-    # without the feature gate the taint would be dropped, and the scheduler would use the device
+    # without the feature gate the API server drops the taint, and the scheduler would use the device
     cluster.off = {"DRADeviceTaints"}
     publisher.ask_anew()
     asyncio.run(publisher.publish(build))
@@ -266,7 +268,7 @@ def test_the_publisher_notices_changed_feature_gates_and_versions_of_the_cluster
     passed += 600.0
     publish_again()
     assert len(cluster.pool()[1]) == 2
-    # after the upgrade the API server refuses the old form: the slices are deleted first, as Kubernetes
+    # after the upgrade the API server refuses the old form, so the slices are deleted first, as Kubernetes
     # requires
     cluster.minor_version = 36
     cluster.wipe()
@@ -286,8 +288,8 @@ def test_resource_slices_of_other_drivers_and_nodes_are_unchanged() -> None:
 
 
 def test_a_disabled_feature_gate_never_causes_overcommitment() -> None:
-    """An API server with a disabled feature gate drops the gate's fields silently: partitions would overlap,
-    and capacity would be unlimited.
+    """An API server drops the fields of a disabled feature gate silently: partitions would overlap, and
+    capacity would be unlimited.
     """
     cluster = Cluster()
     cluster.off = {"DRAPartitionableDevices"}

@@ -9,7 +9,7 @@ from vgpud.serve.kubelet import wire
 
 
 def test_other_users_cannot_connect_to_a_socket_for_the_kubelet_whatever_the_umask(tmp_path: Path) -> None:
-    """Callers of these sockets count as root, because gRPC names no peer there."""
+    """Callers of these sockets count as root, because gRPC cannot name them."""
     path = tmp_path / "plugin.sock"
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""The record of containers that run in the kubelet's allocations."""
+"""The record of the containers that run in allocations of the kubelet."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ from vgpud.serve.kubelet.started import Started
 def test_a_container_that_ends_while_its_ledger_row_is_written_is_recorded_as_ended(
     write: str,
 ) -> None:
-    """vgpud must notice this end, or the allocation would stay until the next start of vgpud."""
+    """If vgpud missed this end, the allocation would stay until the next start of vgpud."""
 
     async def story() -> None:
         ended, disk = asyncio.Event(), Disk()
@@ -47,8 +47,8 @@ def test_a_container_that_ends_while_its_ledger_row_is_written_is_recorded_as_en
 
 
 def test_ledger_rows_of_ended_containers_are_deleted_when_another_container_starts(tmp_path: Path) -> None:
-    """Rows stay of a container that runs, of one whose control group still stands, and of other
-    allocations.
+    """The rows of a running container, of one whose control group still exists, and of other allocations
+    stay.
     """
     (standing := tmp_path / "standing").mkdir()
 

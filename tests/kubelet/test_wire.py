@@ -1,4 +1,6 @@
-"""The encoded bytes: field numbers as published, decoded by hand and not with vgpud's .proto files."""
+"""The encoded bytes of the kubelet's messages: the published field numbers, decoded by hand and not with
+vgpud's .proto files.
+"""
 
 import pytest
 from google.protobuf.message import Message
