@@ -9,5 +9,5 @@ from vgpud.lease import DeviceLimits, write_lease
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Path:
-    """A lease of 1 GiB on the first fake device, with no arbiter."""
+    """A lease of 1 GiB on the first device of the fake driver. No arbiter serves it."""
     return write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID)

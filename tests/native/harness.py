@@ -1,4 +1,4 @@
-"""Shared by the tests of the native parts: paths of built programs, and processes that run with them."""
+"""Helpers of the tests of the native parts: paths of built programs, and processes that run with them."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from tests import simnode
 from vgpud import lease_layout as layout
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
-TEST_BUILD = ROOT / "build" / "native-tests"  # folder of the test programs, which ./dev build makes
+TEST_BUILD = ROOT / "build" / "native-tests"  # the folder of the test programs, which ./dev build makes
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"
@@ -24,7 +24,7 @@ CONTEXT_BYTES = 64 * MIB  # bytes of a context of the fake driver
 
 
 def static_program(name: str) -> Path:
-    """A test program that is linked statically, so the loader can preload no library into it."""
+    """A statically linked test program, into which the loader can preload no library."""
     program = TEST_BUILD / name
     assert program.exists(), "no libc.a, which comes with the C library's headers: install it, ./dev build"
     return program
@@ -43,7 +43,7 @@ def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Runs processes inside a lease, with libvgpu preloaded and the fake driver as libcuda."""
+    """Runs processes in a lease, with libvgpu preloaded and the fake driver as libcuda."""
 
     lease: Path | None
     libvgpu: tuple[Path, ...] = (LIBVGPU,)

@@ -1,5 +1,5 @@
-"""libvgpu as a CUDA program uses it: every check of api_test.c, with the library as shipped and with ASan and
-UBSan.
+"""libvgpu as a CUDA program uses it: every check of api_test.c, with the shipped library and with one built
+with ASan and UBSan.
 """
 
 import json
@@ -38,7 +38,7 @@ def sanitized() -> tuple[Path, ...]:
 
 
 def complaints(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    """Returns the lines on standard error, except the one about the device that no lease has."""
+    """Returns the lines on standard error, without the one about a device that is not in the lease."""
     return [line for line in done.stderr.splitlines() if not line.startswith("libvgpu: CUDA device 1 ")]
 
 
@@ -52,8 +52,9 @@ def test_each_check_of_the_c_program_api_test_passes_with_libvgpu_preloaded(
     assert (done.returncode, complaints(done)) == (0, [])
 
 
-# MiB that libvgpu charges only after the driver has allocated them: a module, which is unloaded if it is too
-# large, and a pitched allocation whose rows are wider than the 512-byte alignment of real devices.
+# MiB that libvgpu charges only after the driver has allocated them, for a module and for a pitched
+# allocation. The module is unloaded if it is too large. The pitched allocation has rows wider than the
+# 512-byte alignment of real devices.
 LEARNT_MIB = {"driver": 1000, "pitch": 600}
 
 
@@ -61,12 +62,13 @@ LEARNT_MIB = {"driver": 1000, "pitch": 600}
 def test_the_memory_ledger_never_shows_less_than_the_driver_has_allocated(
     lease: Path, tmp_path: Path, check: str
 ) -> None:
-    """The fake driver compares at every change: a charge is made before the driver allocates, and removed
-    after it has freed.
+    """The fake driver compares at every change: libvgpu charges memory before the driver allocates it, and
+    removes the charge after the driver has freed it.
     """
     state, usage = tmp_path / "driver-state", lease / "usage"
     state.write_bytes(bytes(48))
-    with usage.open("r+b") as page:  # the size of a context, as an earlier process would have recorded it
+    # the size of a context, as an earlier process of the lease would have recorded it
+    with usage.open("r+b") as page:
         page.seek(layout.USAGE_CONTEXT_MIB)
         page.write(struct.pack("<I", CONTEXT_BYTES // MIB))
     done = Tenant(lease).run(
@@ -117,8 +119,8 @@ def test_a_program_without_cuda_is_unaffected_by_libvgpu(lease: Path) -> None:
 
 
 def test_the_lookup_of_a_driver_function_unknown_to_libvgpu_is_reported(lease: Path) -> None:
-    """The fake driver has a function that libvgpu does not know. The call passes, and the lease's page names
-    it.
+    """The fake driver has a function that libvgpu does not know. The call passes, and the usage page of the
+    lease names the function.
     """
     done = Tenant(lease).run(TEST_BUILD / "api-test", "ways-in")
     assert (done.returncode, done.stderr) == (0, "")

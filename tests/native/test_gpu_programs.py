@@ -1,4 +1,4 @@
-"""The GPU programs of tests/gpu on the simulated node. Their correctness is tested, not their figures."""
+"""The GPU programs of tests/gpu on the simulated node. The tests check that they work, not their figures."""
 
 import json
 import re
@@ -80,8 +80,8 @@ def test_the_memory_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) 
 def test_nvml_never_shows_two_pieces_of_memory_if_programs_hold_one_at_a_time(
     run: Callable[..., dict[str, Any]],
 ) -> None:
-    """The simulator frees memory before the call returns, so NVML never shows two pieces. A real driver
-    may free it later.
+    """The simulator frees memory before the call returns, so NVML never shows two pieces. A real driver may
+    free it later.
     """
     figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]
     assert figures["samples"] > 100 and figures["over"] == 0, figures
@@ -90,13 +90,15 @@ def test_nvml_never_shows_two_pieces_of_memory_if_programs_hold_one_at_a_time(
 def test_device_memory_in_use_stays_below_the_limit_during_calls(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
-    """Samples the device's use during the calls. On the simulator no call uses more than it requested."""
+    """The program samples the use of the device during the calls. On the simulator no call uses more than it
+    requested.
+    """
     few = {"VGPU_RACE_OPERATIONS": "10000", "VGPU_DEATHS": "4"}
     figures = run("memory_exact", "each", "deaths", **few)
     for family, row in (*figures["each"].items(), ("deaths", figures["deaths"])):
         assert row["card"]["over_limit"] == 0, (family, row)
     assert all(row["returncodes"] == [0] * 8 for row in figures["each"].values())
-    # so many families of allocations reached the limit
+    # this many families of allocations reached the limit
     assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures
 
 
@@ -108,7 +110,7 @@ def test_limits_hold_under_races_kills_and_a_full_device(
     race = figures["race"]
     assert race["returncodes"] == [0] * 8 and race["operations"] == 8_000
     assert race["stopped"]["over_limit"] == 0 and race["stopped_ledger"]["over_limit"] == 0
-    # the device's use stays below the limit also during calls in flight
+    # the device's use stays below the limit even during calls in flight
     assert race["card"]["over_limit"] == 0, race
     assert race["ledger_after"] == 0
     assert figures["killed"]["kills"] == 5
@@ -122,8 +124,8 @@ def test_limits_hold_under_races_kills_and_a_full_device(
 def test_programs_compute_the_same_results_with_and_without_a_limit(
     run: Callable[..., dict[str, Any]],
 ) -> None:
-    """Runs the same program without a limit, under a lease and under HAMi's variables. A missing feature is
-    reported.
+    """Each program runs without a limit, under a lease and under HAMi's variables. A program that the machine
+    lacks is reported as skipped.
     """
     figures = run("memory_frameworks", "programs", "hami", "nccl")
     for rows, most in ((figures["programs"], 6144 - CONTEXT_MIB), (figures["hami"], 6144 - CONTEXT_MIB)):
@@ -133,13 +135,13 @@ def test_programs_compute_the_same_results_with_and_without_a_limit(
         assert row["limited"]["total"] == 6 * GIB < row["native"][0]["total"]
         assert row["limited"]["pieces"] == most // 256
         assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
-    assert "skipped" in figures["nccl"]  # the test's node has one device, and NCCL needs more
+    assert "skipped" in figures["nccl"]  # the test's node has one device, and the program for NCCL needs two
 
 
 def test_tenants_go_on_after_each_kill_of_the_arbiter(
     node: SimNode, run: Callable[..., dict[str, Any]]
 ) -> None:
-    """A tenant that stays off the device does not end, and the section fails."""
+    """The measured section fails if a tenant stays off the device."""
     few = {"VGPU_KILLED_SECONDS": "3", "VGPU_BENCH_RATE": "400", "VGPU_SIM_KERNEL_US": "1000"}
     uuid = node.dump()["devices"][0]["uuid"]
     figures = run("compute_h200", "--engine", "cut", "killed", VGPU_BENCH_UUID=uuid, **few)
@@ -192,7 +194,7 @@ def test_the_search_for_blocking_calls_names_calls_without_a_wrapper_that_block_
 
 
 def test_noise_between_two_native_runs_is_not_reported_as_a_difference() -> None:
-    """Two runs without libvgpu show the numeric noise of the program itself."""
+    """Two runs without libvgpu show how much the program's own results differ."""
 
     def run(*numbers: float) -> dict[str, Any]:
         return {"numbers": list(numbers)}
@@ -205,7 +207,7 @@ def test_noise_between_two_native_runs_is_not_reported_as_a_difference() -> None
 
 
 def test_two_processes_of_an_mps_tenant_share_one_memory_limit(run: Callable[..., dict[str, Any]]) -> None:
-    """Two MPS processes of one tenant: MPS would limit each separately, and libvgpu limits their sum."""
+    """MPS alone would limit each of the two processes separately. libvgpu limits their sum."""
     mps = run("memory_exact", "mps")["mps"]
     assert mps["said"][0]["total_mib"] == 1600
     assert mps["said"][1]["result"] == 2

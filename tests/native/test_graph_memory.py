@@ -74,7 +74,7 @@ def node(sim_node: Make) -> SimNode:
 
 @pytest.fixture
 def say(node: SimNode, tmp_path: Path) -> Callable[[str], Any]:
-    """Runs a program under the limit and returns its last line."""
+    """Runs a program under the memory limit and returns the value of its last line."""
     limits = [DeviceLimits(device["uuid"], LIMIT_MIB * MIB) for device in node.dump()["devices"][:2]]
     lease = write_lease(tmp_path, "a1", limits, os.getuid(), os.getgid())
     env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
@@ -91,8 +91,8 @@ said = [both.launch(), plain(640), Graph((0, 512), (1, 32)).launch()]"""
 def test_a_cuda_graph_whose_memory_another_graph_holds_needs_free_memory_to_run_again(
     say: Callable[[str], Any],
 ) -> None:
-    """The second graph uses the memory of the first graph and keeps it. The first graph can run again, in
-    that memory, only after the memory is freed.
+    """The second graph takes the memory of the first graph and keeps it. The first graph can run again in
+    that memory only after the second has freed it.
     """
     steps = """
 first, second = Graph((0, 512), frees=True), Graph((0, 512))
@@ -102,7 +102,9 @@ said += [first.launch(), held(), second.free(), first.launch(), held()]"""
 
 
 def test_cuda_graphs_that_fit_one_after_the_other_run(say: Callable[[str], Any]) -> None:
-    """The graphs do not fit together. Each runs in the memory that the previous one has freed."""
+    """The limit has no room for all graphs together. Each graph runs in the memory that the previous one has
+    freed.
+    """
     steps = """
 graphs = [Graph((0, size), frees=True) for size in (512, 640, 576)]
 assert plain(512) == 0
@@ -120,9 +122,7 @@ said = [graph.launch(), held(), plain(800), held(), graph.launch()]"""
 def test_two_cuda_graphs_that_alternate_on_two_streams_need_no_room_beyond_their_sum(
     say: Callable[[str], Any],
 ) -> None:
-    """Two graphs run in turn on two streams. The driver's memory for both is enough, so further launches
-    claim none.
-    """
+    """The memory that the driver has for both graphs is enough, so further launches are charged nothing."""
     steps = """
 other = c.c_void_p()
 assert cuda.cuStreamCreate(c.byref(other), 1) == 0
@@ -156,8 +156,8 @@ said = [plain(1024), graph.launch(), held() <= 128]"""
 def test_graph_memory_that_a_launch_of_another_thread_may_need_is_not_given_away(
     say: Callable[[str], Any],
 ) -> None:
-    """A graph's launch relies on the memory of its last launch. A graph on another stream takes that memory
-    meanwhile and keeps it. The room for the first graph is not given to a third allocation.
+    """A graph's launch relies on the memory of its last launch. Meanwhile a graph on another stream takes
+    that memory and keeps it. The room for the first graph must not be given to a third allocation.
     """
     steps = """
 entered, go, results, other = threading.Event(), threading.Event(), [], c.c_void_p()
@@ -204,7 +204,7 @@ said += results + [held(), plain(800)]"""
 def test_a_graph_launch_waits_for_the_memory_of_the_graph_before_it(
     say: Callable[[str], Any], node: SimNode
 ) -> None:
-    """The driver cannot free the memory of a graph that runs. The next graph of the stream would use it."""
+    """The driver cannot free the memory of a running graph. The next graph of the stream uses that memory."""
     node.sim("fault", "fail", "--function", "cuDeviceGraphMemTrim", "--code", "999", "--count", "1")
     steps = """
 module, function = c.c_void_p(), c.c_void_p()

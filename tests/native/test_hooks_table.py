@@ -1,5 +1,5 @@
-"""The table of hooks against NVIDIA's headers: a driver call that is missing from the table fails the build,
-which names the call.
+"""The table of hooks against NVIDIA's headers. A driver call that the table lacks fails the build, and the
+error names the call.
 """
 
 import re
@@ -25,7 +25,7 @@ def nvidia_headers() -> tuple[Path, Path]:
 
 
 def headers_with(folder: Path, declarations: str, typedefs: str) -> Path:
-    """NVIDIA's headers with additional declarations, as a later toolkit would have them."""
+    """NVIDIA's headers with additional declarations, as a later toolkit has them."""
     cuda, _ = nvidia_headers()
     folder.mkdir()
     for name, more in (
@@ -47,9 +47,7 @@ def make(out: Path, cuda: Path, table: Path = TABLE) -> "subprocess.CompletedPro
 
 @pytest.mark.parametrize("name", ["cuMemTeleport", "cuMemAlloc_v9"])
 def test_a_driver_call_missing_from_the_table_of_hooks_fails_the_build(tmp_path: Path, name: str) -> None:
-    """A driver call that the table lacks fails the build. A new version of a known call counts as missing,
-    because its arguments may differ.
-    """
+    """A new version of a known call counts as missing, because its arguments may differ."""
     cuda = headers_with(
         tmp_path / "cuda", f"CUresult CUDAAPI {name}(CUdeviceptr *where, size_t bytes);\n", ""
     )
@@ -62,8 +60,8 @@ def test_a_driver_call_missing_from_the_table_of_hooks_fails_the_build(tmp_path:
 def test_a_waiting_call_gets_wrappers_for_all_its_versions_and_per_thread_variants(
     tmp_path: Path,
 ) -> None:
-    """A call that only waits during a suspension, and whose memory is not limited, needs one line in the
-    table.
+    """One line in the table is enough for a call that only waits during a suspension and whose memory is not
+    limited.
     """
     declarations = "".join(
         f"CUresult CUDAAPI cuStreamPaint{twin}(CUstream hStream, const unsigned char *colour);\n"

@@ -1,5 +1,5 @@
-"""A kernel function that is looked up repeatedly, as NCCL does at each collective. Later look-ups do not
-query NVML.
+"""A kernel function that a program looks up repeatedly, as NCCL does at each collective operation. Later
+look-ups must not query NVML.
 """
 
 import json

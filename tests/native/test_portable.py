@@ -1,6 +1,7 @@
-"""libvgpu for old C libraries and ARM64, built with Zig: it builds, and needs no symbol after glibc 2.17.
+"""The portable build of libvgpu, for old C libraries and ARM64, made with Zig: it builds, and needs no symbol
+newer than glibc 2.17.
 
-test_symbols.py checks the libraries of ./dev build without Zig.
+test_symbols.py checks the libraries that ./dev build makes without Zig.
 """
 
 import os
@@ -17,7 +18,7 @@ from tests.sim import outside
 
 @pytest.fixture(scope="module")
 def zig() -> Path:
-    """A folder for PYTHONPATH that contains Zig, from the package index that pip uses."""
+    """A folder for PYTHONPATH with Zig, from the package index that pip uses."""
     folder = outside.zig()
     if folder is None:
         unmet("python-index", outside.why["zig"])

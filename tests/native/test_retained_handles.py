@@ -1,4 +1,4 @@
-"""Retaining a memory handle by an address in the middle of its mapping."""
+"""A program retains a memory handle by an address in the middle of the handle's mapping."""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""HAMi's variables: they set limits without a daemon, are read strictly, and are ignored inside a lease."""
+"""HAMi's environment variables: they set limits without a daemon, invalid values are refused, and inside a
+lease they are ignored.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ SCOPE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 @pytest.fixture
 def scope() -> Iterator[dict[str, str]]:
-    """A scope whose limits only this test's processes share. Removes its shared memory after the test."""
+    """The environment of a scope whose limits only this test's processes share. Its shared memory is removed
+    after the test.
+    """
     given = {SCOPE: f"/none/{uuid.uuid4()}.cache"}
     yield given
     for folder in folders(given):
@@ -34,8 +38,8 @@ def scope() -> Iterator[dict[str, str]]:
 
 
 def folders(scope: dict[str, str]) -> list[Path]:
-    """The folders in shared memory of this scope, found by name and content. Other tests make folders at the
-    same time.
+    """The folders in shared memory that belong to this scope. Other tests make folders there at the same
+    time.
     """
     found = []
     for folder in Path("/dev/shm").glob(f"vgpu-{os.geteuid()}-*"):
@@ -159,7 +163,7 @@ def test_known_variables_of_other_tools_do_not_disable_libvgpu(lease: Path) -> N
 
 def test_nvml_and_cuda_report_the_same_limit(sim_node: Any, scope: dict[str, str]) -> None:
     """CUDA_VISIBLE_DEVICES reorders the devices: CUDA's first device is the node's second. Both libraries
-    report this device's limit.
+    report the limit of this device.
     """
     node: SimNode = sim_node("h200x8")
     uuids = [device["uuid"] for device in node.dump()["devices"]]

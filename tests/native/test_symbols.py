@@ -20,8 +20,8 @@ def symbols(which: str) -> list[str]:
 
 
 def exported() -> set[str]:
-    """Symbols that other objects can bind to. The linker also lists hidden names of section ends, which are
-    left out.
+    """The symbols that other objects can bind to. The linker also lists hidden names of section ends, which
+    are left out.
     """
     done = subprocess.run(
         ["readelf", "--dyn-syms", "-W", LIBVGPU], capture_output=True, text=True, check=True
@@ -49,7 +49,9 @@ def test_libvgpu_needs_only_the_c_library() -> None:
 
 
 def test_musl_has_every_symbol_that_libvgpu_needs_at_load_time() -> None:
-    """musl provides the listed libraries itself, and lacks glibc's dynamic loader and its private symbols."""
+    """musl itself has the libraries listed here. It has neither glibc's dynamic loader nor its private
+    symbols.
+    """
     needed = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True).stdout
     assert "[ld-linux" not in needed
     imported = {name.split("@")[0] for name in symbols("--undefined-only")}
@@ -59,7 +61,7 @@ def test_musl_has_every_symbol_that_libvgpu_needs_at_load_time() -> None:
 @needs("musl")
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
 def test_a_program_linked_with_musl_runs_with_libvgpu_preloaded(tmp_path: Path, library: str) -> None:
-    """The program is not limited: musl has its own libc, and NVIDIA's driver needs glibc."""
+    """The program is not limited: it uses musl, and NVIDIA's driver needs glibc."""
     source = tmp_path / "program.c"
     source.write_text('#include <stdio.h>\nint main(void) { return puts("ran") < 0 ? 1 : 7; }\n')
     subprocess.run(["musl-gcc", "-o", tmp_path / "program", source], check=True)
@@ -72,8 +74,8 @@ def test_a_program_linked_with_musl_runs_with_libvgpu_preloaded(tmp_path: Path, 
 
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
 def test_libvgpu_needs_no_symbol_after_glibc_2_17(library: str) -> None:
-    """A current compiler must not add newer symbols either. In 2.17 threads and dlopen are in libraries of
-    their own.
+    """The libraries built with a current compiler must not need newer symbols either. In glibc 2.17 threads
+    and dlopen are in separate libraries.
     """
     path = LIBVGPU.with_name(library)
     asked = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
@@ -84,7 +86,7 @@ def test_libvgpu_needs_no_symbol_after_glibc_2_17(library: str) -> None:
 
 
 def test_libvgpu_has_no_constructor() -> None:
-    """The C start-up files bring one constructor, frame_dummy. A second one would be libvgpu's."""
+    """The start-up files of C bring one constructor, frame_dummy. A second one would belong to libvgpu."""
     done = subprocess.run(["readelf", "-SW", LIBVGPU], capture_output=True, text=True, check=True)
     (size,) = re.findall(r"\.init_array\s+INIT_ARRAY\s+\w+\s+\w+\s+(\w+)", done.stdout)
     assert int(size, 16) == 8

@@ -1,5 +1,5 @@
-"""Accounting, limits, slots and table under the sanitizers, descriptors of parked memory, and turns of the
-arbiter's loop: runs their C tests.
+"""Runs the C unit tests: accounting, limits, slots and the table under the sanitizers, descriptors of parked
+memory, and turns of the arbiter's loop.
 """
 
 import subprocess

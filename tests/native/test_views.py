@@ -1,4 +1,5 @@
-"""Inside a slice every tool shows the slice: nvidia-smi's private process lists, nvitop, NVML, the driver.
+"""Inside a slice every tool shows only the slice: nvidia-smi's private process lists, nvitop, NVML and the
+driver.
 
 The programs are real (tests/sim/outside.py fetches them), and the node is simulated.
 """
@@ -24,7 +25,7 @@ CONTEXT_BYTES = 526 * MIB  # bytes of a context on the simulated H200
 
 
 class Slices:
-    """Two tenants on one simulated card, each with one process that holds memory."""
+    """Two tenants on one simulated card. Each has one process that holds memory."""
 
     def __init__(self, node: SimNode, folder: Path) -> None:
         self.node = node
@@ -105,7 +106,7 @@ def test_nvitop_shows_only_the_slice(slices: Slices) -> None:
 
 
 def test_cuda_and_nvml_report_the_same_memory_of_the_slice(slices: Slices) -> None:
-    """The querying process also has a CUDA context, so two contexts are counted."""
+    """The process that queries the driver has a CUDA context too, so two contexts are counted."""
     line = json.loads(slices.run("two", str(PROBE), "info").stdout)
     used = 200 * MIB + 2 * CONTEXT_BYTES
     assert (line["total_bytes"], line["device_total_bytes"]) == (8 * GIB, 8 * GIB)
@@ -134,8 +135,8 @@ print(json.dumps([*names, others]))
 
 
 def test_nvml_lists_only_the_devices_of_the_lease(sim_node: Make, tmp_path: Path) -> None:
-    """NVML lists only the lease's devices, in NVML's own order, on the host as in a container that has no
-    other devices.
+    """NVML lists only the lease's devices, in NVML's own order, both on the host and in a container that has
+    no other devices.
     """
     node = sim_node("h200x8")
     cards = node.dump()["devices"]

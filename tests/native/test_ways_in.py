@@ -1,4 +1,4 @@
-"""Per-thread default streams: each variant of a driver function leads into libvgpu."""
+"""Per-thread default streams: each variant of a driver function is wrapped by libvgpu."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from tests.native.harness import GIB, GID, LIBVGPU, MIB, UID
 from tests.simnode import SimNode
 from vgpud.lease import DeviceLimits, write_lease
 
-# Looks functions up as the CUDA runtime does, and allocates through the result
+# Looks up functions as the CUDA runtime does, and allocates through the functions found.
 PROGRAM = """
 import ctypes, json
 class Info(ctypes.Structure):
