@@ -1,4 +1,4 @@
-"""The driver API through ctypes: imported by snippets that run on a simulated node.
+"""The driver API through ctypes, imported by programs that run on a simulated node.
 
 `python -m tests.sim.cuda` is a small tenant for tests of several processes. It takes commands on standard
 input: `alloc MIB`, `free`, `launch N US`, `sync`, `info`, `do PYTHON`. It answers each command with one line.
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 class CudaError(Exception):
-    """A call that did not return CUDA_SUCCESS. `code` is the CUresult."""
+    """A driver call has returned an error. `code` is the CUresult."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{function} returned {code}")

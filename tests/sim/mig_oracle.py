@@ -93,7 +93,7 @@ def layouts(table: Table) -> set[Layout]:
 
 
 def remaining(table: Table, layout: Layout, profile: int) -> int:
-    """The largest number of further instances of `profile` that fit."""
+    """The largest number of further instances of `profile` that fit into the layout."""
     return max(len(more) for more in _additions(table, layout, profile))
 
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from tests.simnode import ROOT
 
 OUTSIDE = ROOT / "build" / "outside"
-#: Driver branch -> the Debian suite that has its programs.
+# Driver branch, and the Debian suite that has its programs.
 SUITES = {"535": "bookworm", "550": "trixie"}
 PYTHON_TOOLS = ("nvitop", "gpustat", "nvidia-ml-py")
 FETCH_SECONDS = 180
 
-#: Folder of build/outside/ -> why it could not be fetched.
+# Folder of build/outside/, and why it could not be fetched.
 why: dict[str, str] = {}
 
 
@@ -64,9 +64,9 @@ def run(words: list[str], cwd: Path) -> str:
 
 
 def once(target: Path, fill: Callable[[Path], str]) -> Path | None:
-    """Returns the folder `target`, which `fill(draft)` makes once, however many tests ask at the same time.
+    """Returns the folder `target`, which `fill(draft)` fills once, however many tests ask at the same time.
 
-    If `fill` fails it returns the reason. Then `once` returns None, and `why[target.name]` has the reason.
+    If `fill` fails, it returns the reason. Then `once` returns None, and `why[target.name]` has the reason.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
@@ -104,7 +104,7 @@ def _download(package: str, suite: str, component: str, uri: str, work: Path) ->
 
 
 def _unpacked(package: str, suite: str, component: str, work: Path, draft: Path) -> str:
-    """Unpacks a Debian package into the folder `draft`. Returns why it failed, or ""."""
+    """Unpacks a Debian package into the folder `draft`. Returns the reason of a failure, or ""."""
     uri = archive()
     if uri is None or shutil.which("apt-get") is None or os.uname().machine != "x86_64":
         return "apt knows no Debian archive for x86-64 here"
@@ -116,7 +116,9 @@ def _unpacked(package: str, suite: str, component: str, work: Path, draft: Path)
 
 
 def _from_debian(package: str, suite: str, component: str, programs: tuple[str, ...], draft: Path) -> str:
-    """Extracts programs of a Debian package into the folder `draft`. Returns why it failed, or ""."""
+    """Extracts programs of a Debian package into the folder `draft`. Returns the reason of a failure,
+    or "".
+    """
     work = draft.parent / "apt"
     if reason := _unpacked(package, suite, component, work, work / "x"):
         return reason
@@ -146,7 +148,7 @@ def mps(branch: str) -> Path | None:
 
 
 def promtool() -> Path | None:
-    """Prometheus' checker of rules, rule tests and metrics."""
+    """The path of promtool, which checks rules, rule tests and metrics for Prometheus."""
     if installed := shutil.which("promtool"):
         return Path(installed)
     package = ("prometheus", "bookworm", "main", ("promtool",))
@@ -155,7 +157,7 @@ def promtool() -> Path | None:
 
 
 def unpacked(package: str, suite: str) -> Path | None:
-    """The folder of a package of a Debian suite, which is unpacked and not installed."""
+    """The folder with the files of a package of a Debian suite. The package is unpacked and not installed."""
     folder = OUTSIDE / f"{package}-{suite}"
     return once(
         folder, lambda draft: _unpacked(package, suite, "main", draft.parent / f"apt-{package}", draft)

@@ -1,4 +1,4 @@
-"""A tenant process on a simulated node, controlled line by line."""
+"""A CUDA process on a simulated node that a test controls line by line."""
 
 from __future__ import annotations
 

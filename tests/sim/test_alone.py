@@ -1,10 +1,12 @@
-"""The simulator is a project of its own, which can be configured and built without the other native parts."""
+"""The simulator is a CMake project of its own, which is configured and built without the other native
+parts.
+"""
 
 from tests.simnode import BUILD, ROOT
 
 
 def test_the_simulator_builds_without_the_rest_of_the_source_tree() -> None:
-    """The simulator's own project is configured, and ./dev build has built it for test_sanitizers.py."""
+    """The test configures the simulator's project. ./dev build has built it for test_sanitizers.py."""
     alone = BUILD.with_name("native-thread")
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT / 'native/sim'}\n" in (alone / "CMakeCache.txt").read_text()
     assert (alone / "lib" / "libcuda.so.1").exists()

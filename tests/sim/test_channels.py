@@ -1,4 +1,6 @@
-"""The control device of a simulated node: channels as libcuda makes them, and the call that disables them."""
+"""The control device of a simulated node: the channels that libcuda makes on it, and the call that disables
+them.
+"""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -91,7 +93,7 @@ for line in sys.stdin:
 
 
 def entry(node: SimNode, pid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A process of the node in the state's dump, and its use of its first device."""
+    """The entry of a process in the dump of the node's state, and the process's use of its first device."""
     process = next(p for p in node.dump()["processes"] if p["pid"] == pid)
     return process, process["uses"][0]
 
@@ -157,7 +159,7 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
 def test_channels_disabled_twice_work_only_after_they_are_enabled_twice(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
-    """A call that enables enabled channels changes nothing: afterwards one call disables them."""
+    """A call that enables already enabled channels changes nothing: afterwards one call disables them."""
     pid = tenant.process.pid
     off = []
     for verb in ("off", "off", "on", "on", "on", "off"):
@@ -172,8 +174,8 @@ def test_channels_disabled_twice_work_only_after_they_are_enabled_twice(
 def test_an_order_to_disable_channels_may_name_those_of_another_client(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
-    """A list of channels may name the channels of another client, on an H200 as well. The arbiter therefore
-    passes only channels of the client whose file it has.
+    """On an H200, too, an order may name channels of another client. The arbiter therefore names only
+    channels of the client whose file it has.
     """
     other, use = entry(node, Tenant(node).process.pid)
     theirs = [[other["client"], channel] for channel in use["compute_channels"]]

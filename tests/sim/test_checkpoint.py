@@ -1,4 +1,4 @@
-"""Suspending a process from outside with cuCheckpointProcess*, as NVIDIA's manual describes it."""
+"""Suspending a process from another process with cuCheckpointProcess*, as NVIDIA's manual describes it."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -81,7 +81,9 @@ for line in sys.stdin:
 
 
 def swap(uuids: list[str], one: int, other: int) -> list[str]:
-    """Pairs that name every device of the node, as the driver requires."""
+    """Device pairs for a restore that exchanges two devices. They name every device of the node, as the
+    driver requires.
+    """
     change = {one: other, other: one}
     return [uuid for i, old in enumerate(uuids) for uuid in (old, uuids[change.get(i, i)])]
 
@@ -103,7 +105,7 @@ def test_a_suspended_process_holds_no_memory_and_resumes_with_its_contents(sim_n
     lists = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print(len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
     assert node.python(lists).strip() == "0"
     other = Tenant(node)
-    # the other process can have all memory that the suspended process has freed
+    # another process can have all the memory that the suspended process has freed
     assert other.say("alloc 142000") == "ok"
     other.kill()
     assert tenant.process.stdin is not None
@@ -137,8 +139,8 @@ out = [
 
 
 def test_calls_in_a_suspended_process_return_or_block_as_on_an_h200(sim_node: Make) -> None:
-    """Recorded on an H200 with driver 580.159.04: in a suspended process a lazily loaded kernel has no
-    attributes.
+    """As recorded on an H200 with driver 580.159.04, a kernel that is loaded lazily has no attributes in a
+    suspended process.
     """
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
@@ -168,7 +170,7 @@ def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> Non
     assert control.resume(pid) == [0, 0]
     assert control.call("Unlock", pid) == ILLEGAL
     assert control.call("Lock", 1 << 30) == BAD_VALUE
-    # the test's own process runs, but does not use CUDA
+    # the test's own process does not use CUDA
     assert control.say("GetState", os.getpid()) == str(BAD_VALUE)
 
 
@@ -187,7 +189,7 @@ def test_a_checkpoint_lock_waits_for_running_work_until_its_timeout(sim_node: Ma
 
 
 def test_a_restore_without_memory_makes_the_process_unrestorable(sim_node: Make) -> None:
-    """A restore for which the device lacks memory leaves the process unrestorable, as reported in
+    """The device lacks memory for the restore. The process cannot be restored afterwards, as reported in
     NVIDIA/cuda-checkpoint issue 44 for driver 580.95.05.
     """
     node = sim_node("t4x1")
@@ -273,8 +275,8 @@ def test_a_checkpoint_of_a_process_with_managed_memory_leaves_it_in_state_failed
 
 
 def test_a_suspension_by_a_killed_controller_can_be_continued_by_another(sim_node: Make) -> None:
-    """The controlling process is killed at a random moment of a suspension. The suspended process is in one
-    of the four states, and another controller continues from there.
+    """The controlling process is killed at a random moment of a suspension. The process to be suspended is
+    then in one of the four states, and another controller continues from there.
     """
     node = sim_node("h200x1")
     tenant = Tenant(node)
@@ -303,7 +305,7 @@ def test_a_suspension_by_a_killed_controller_can_be_continued_by_another(sim_nod
 
 
 def test_memory_sums_agree_after_random_suspensions_moves_and_kills(sim_node: Make) -> None:
-    """Suspends, resumes, moves and kills in random order. The memory sums agree after every step."""
+    """The sums of memory are checked after every step."""
     node = sim_node("h200x8")
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     control, choose = Controller(node), random.Random(11)
@@ -339,8 +341,8 @@ def test_memory_sums_agree_after_random_suspensions_moves_and_kills(sim_node: Ma
 def test_a_suspension_meant_for_an_earlier_process_of_the_same_pid_does_nothing(
     sim_node: Make, tmp_path: Path
 ) -> None:
-    """A suspension for an earlier process with the same pid does nothing. vgpu-suspend identifies a process
-    also by its start time, and holds its pidfd during the driver's call.
+    """vgpu-suspend identifies a process by its start time too, and holds its pidfd during the driver's
+    call.
     """
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)

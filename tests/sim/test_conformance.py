@@ -1,4 +1,6 @@
-"""The simulated driver returns what an H200 returned, call by call. The manual lists the differences."""
+"""The simulated driver returns what an H200 returned, call by call. docs/simulator.md lists the
+differences.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ Make = Callable[..., SimNode]
 
 #: known differences: call -> (simulator, real H200)
 KNOWN = {
-    # in every run the H200's driver freed 2 MiB of its own at this moment
+    # in every recorded run the H200's driver freed 2 MiB of its own at this moment
     "graph launched: bytes": (67108864, 65011712),
     "graph trimmed: bytes": (0, -2097152),
-    # the simulator has no 32-bit functions from before CUDA 3.2
+    # the simulator lacks the 32-bit functions from before CUDA 3.2
     "procaddr cuMemAlloc 2000 0": (20, 1),
     # the H200's driver crashes for an empty description
     "green: describe none": (1, CRASHED),
@@ -31,9 +33,7 @@ def test_the_simulator_answers_a_program_as_an_h200_did_in_a_recording(sim_node:
 
 
 def test_a_handle_of_an_ended_context_is_refused_as_on_a_real_card(sim_node: Make) -> None:
-    """A handle of an ended context is refused. The simulated driver returns an error where the H200's driver
-    crashed.
-    """
+    """The simulated driver returns an error where the H200's driver crashed."""
     node = sim_node("h200x1")
     here = answers(TEST_BUILD / "stale_handles", node.environment())
     card = json.loads(STALE_H200.read_text())

@@ -1,5 +1,5 @@
-"""The driver gives a tenant's program the same results as a program without libvgpu, also while one of its
-streams is being captured into a graph.
+"""Under libvgpu a program gets the same results from the driver as without it, even while one of its streams
+is being captured into a graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Make = Callable[..., SimNode]
 
 #: known differences: call -> (tenant, real H200)
 KNOWN_OF_TENANT = {
-    # libvgpu charges managed memory when it is allocated, not when its pages are used
+    # libvgpu charges managed memory when it is allocated, and not when its pages are used
     "managed, untouched: bytes": (8388608, 0),
 }
 

@@ -1,4 +1,4 @@
-"""Many processes on one simulated node at the same time, killed at random."""
+"""Many processes use one simulated node at the same time and are killed at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIGURES = str(TEST_BUILD / "figures")
 
 
 def measure(node: SimNode) -> dict[str, float]:
-    """Nanoseconds of calls of the simulated driver, measured in a separate process."""
+    """Nanoseconds that calls of the simulated driver take, measured in a separate process."""
     measured: dict[str, float] = json.loads(node.run([FIGURES], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
     return measured
 
@@ -45,8 +45,8 @@ def test_a_devices_used_memory_is_the_sum_over_two_hundred_processes(sim_node: M
 
 
 def check_sums(node: SimNode, alive: set[int]) -> None:
-    """Asserts that every entry belongs to a living process, that every sum is right, and that no device
-    exceeds its memory.
+    """Asserts that every entry belongs to a living process, that every sum of memory is right, and that no
+    device exceeds its memory.
     """
     state = node.dump()
     assert {p["pid"] for p in state["processes"]} <= alive
@@ -60,8 +60,8 @@ def check_sums(node: SimNode, alive: set[int]) -> None:
 
 
 def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
-    """Runs CROWD processes on one node, kills them at random and replaces them while `lasts(deaths)`. Returns
-    the number of deaths.
+    """Runs CROWD processes on one node, kills them at random and replaces them, while `lasts(deaths)` is
+    true. Returns the number of deaths.
     """
     choose, deaths = random.Random(seed), 0
     running = [start(node, FIGURES, "churn", str(i)) for i in range(CROWD)]

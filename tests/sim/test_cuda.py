@@ -1,4 +1,4 @@
-"""The simulated driver through ctypes, as one process sees it."""
+"""The simulated driver through ctypes, in one process."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -164,7 +164,7 @@ def test_memory_of_every_family_is_charged_and_freed(node: SimNode) -> None:
         "async": 32,
         "vmm": 32,
         "array": 32,
-        "mipmap": 22,  # MiB: 16, and a third more for the smaller levels
+        "mipmap": 22,  # MiB: 16, and a third of that for the smaller levels
         "host": 0,
     }
 
@@ -414,7 +414,7 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
 
 
 def test_every_driver_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> None:
-    """Every exported function must be in the table of cuGetProcAddress."""
+    """cuGetProcAddress must find every exported function."""
     import re
     import subprocess
 

@@ -1,5 +1,5 @@
-"""A whole vgpud on the simulated node: it reports the simulation, and survives the driver faults of
-`vgpu-sim`.
+"""A whole vgpud on the simulated node. It reports that the node is simulated, and survives the driver faults
+that `vgpu-sim` injects.
 """
 
 from __future__ import annotations

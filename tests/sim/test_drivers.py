@@ -1,4 +1,4 @@
-"""Driver branches as a property of a node: what their NVML has, and what it lacks."""
+"""The driver branch is a property of a simulated node. It decides which functions NVML has."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_simulated_node_refuses_an_unknown_driver_branch(sim_node: Make) -> No
 def test_a_driver_branch_lacks_functions_that_later_branches_added(
     sim_node: Make, branch: str, recovery: int, banks: int, limits: str
 ) -> None:
-    """results: 13 FUNCTION_NOT_FOUND; 3 NOT_SUPPORTED; 2 INVALID_ARGUMENT, because the path is in no cgroup
-    tree
+    """The results are 13 FUNCTION_NOT_FOUND, 3 NOT_SUPPORTED, or 2 INVALID_ARGUMENT (the path is in no cgroup
+    tree).
     """
     out = ask(sim_node(driver=branch), "out = [field(230)[0], field(307)[0], limits('/nowhere')]")
     assert out == [recovery, banks, limits]
@@ -90,7 +90,9 @@ def test_a_card_reports_which_repair_it_needs_until_its_reset(sim_node: Make) ->
 
 @needs("cgroups")
 def test_the_driver_refuses_memory_beyond_the_limit_of_a_cgroup(sim_node: Make, cgroup: Path) -> None:  # noqa: F811
-    """The limit counts a process in the group and one in a child group. A process outside is not limited."""
+    """The limit counts a process in the control group and one in a group below it. A process outside is not
+    limited.
+    """
     node, inner = sim_node(driver="615"), cgroup / "inner"
     inner.mkdir()
     first, second, outside = Tenant(node), Tenant(node), Tenant(node)
@@ -140,7 +142,7 @@ def test_a_simulated_nodes_root_can_be_completed_for_tools_that_read_a_driver_ro
         assert [len(line.split()) for line in (card / "resource").read_text().splitlines()] == [3]
     assert (root / "proc/modules").read_text().split()[0] == "nvidia"
     ask(node, "n.nvmlDeviceSetMigMode(h, 1); n.nvmlDeviceCreateGpuInstance(h, 0); out = 0")
-    node.sim("root")  # again, as after an upgrade of the driver
+    node.sim("root")  # the root is completed again, as after an upgrade of the driver
     if os.geteuid() == 0:
         (access,) = root.glob("proc/driver/nvidia/capabilities/gpu0/mig/gi*/access")
         minor = int(access.read_text().split()[1])

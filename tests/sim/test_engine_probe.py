@@ -35,8 +35,8 @@ def test_the_probe_selects_the_engine_cut_if_kernels_can_be_preempted(node: SimN
 
 
 def test_the_probe_works_with_a_kernel_that_was_measured_too_long(node: SimNode) -> None:
-    """On a machine with busy processors a kernel of 30 ms may be measured as 200 ms. The probe then stops the
-    kernel in its middle.
+    """On a machine with busy processors a kernel of 30 ms may be measured as 200 ms. The probe then disables
+    the channels in the middle of the kernel.
     """
     node.sim("fault", "slow", "--function", "cuStreamSynchronize", "--microseconds", "200000")
     assert probe(node)["engine"] == "cut"
@@ -84,8 +84,8 @@ for number in range(2):
 
 
 def test_a_mig_instance_of_the_simulated_node_can_be_preempted(node: SimNode) -> None:
-    """On the simulated node a tenant of a MIG instance can be preempted. This was never tried on a real
-    device, so vgpud uses engine `gate` for MIG instances (docs/compute.md).
+    """On a real device this was never tried, so vgpud uses engine `gate` for MIG instances
+    (docs/compute.md).
     """
     program = str(node.build / "bin" / "vgpu-engine-probe")
     for uuid in node.python(MIG).split():

@@ -1,4 +1,4 @@
-"""Faults on request, a driver that changes under running programs, and the launcher vgpu-sim."""
+"""Injected faults, a driver that changes under running programs, and the launcher vgpu-sim."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -63,14 +63,12 @@ def test_a_function_set_to_be_slow_answers_late(node: SimNode) -> None:
     node.sim("fault", "slow", "--function", "nvmlDeviceGet*", "--microseconds", "150000", "--count", "3")
     code = "import time, pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\nfor _ in range(3):\n    t = time.monotonic(); n.nvmlDeviceGetTemperature(h, 0); print(time.monotonic() - t)"
     took = [float(word) for word in node.python(code).split()]
-    assert (
-        took[0] >= 0.15 and took[1] >= 0.15
-    )  # the first of the three slow calls was the one that got the handle
+    assert took[0] >= 0.15 and took[1] >= 0.15  # the first of the three slow calls got the handle
     assert node.dump()["faults"] == []
 
 
 def test_a_function_can_be_made_absent_from_the_simulated_library(node: SimNode) -> None:
-    """pynvml reports a missing function as absent from the library. cuGetProcAddress finds no variant of it
+    """pynvml reports the function as missing in the library. cuGetProcAddress finds no variant of it
     either.
     """
     node.sim("fault", "missing", "--function", "nvmlDeviceGetName")
@@ -97,7 +95,9 @@ def test_injected_memory_loss_and_a_lost_device_are_reported_to_programs(node: S
 
 
 def test_the_driver_changes_under_running_programs(node: SimNode) -> None:
-    """A program with NVML open sees the new version at once. The host's files have it, too."""
+    """A program that uses NVML sees the new driver version at once. The files of the node's root have it,
+    too.
+    """
     code = "import sys, pynvml as n; n.nvmlInit()\nfor line in sys.stdin:\n    print(n.nvmlSystemGetDriverVersion(), flush=True)"
     watching = node.start([sys.executable, "-c", code])
 
@@ -167,8 +167,8 @@ def test_a_simulated_node_keeps_its_state_and_faults_between_programs(tmp_path: 
 
 
 def test_the_simulated_libraries_are_not_on_the_systems_path() -> None:
-    """The simulated libraries are in a folder outside of the system's library path. Without a simulated node
-    they refuse to work.
+    """The folder of the simulated libraries is outside of the system's library path. Without a simulated node
+    the libraries refuse to work.
     """
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     assert "/sim/lib/" not in listed

@@ -1,4 +1,4 @@
-"""Graphs, their memory, and stream capture, through ctypes on a simulated node."""
+"""CUDA graphs, their memory, and stream capture, through ctypes on a simulated node."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -93,7 +93,7 @@ out = [pending, ms.value, half.value, n.value, e.value, cycle, code("cuGraphInst
 """,
     )
     assert isinstance(out, list)
-    assert out[0] == 600  # not ready yet: a launch only queues the graph
+    assert out[0] == 600  # 600 is "not ready": a launch only queues the graph
     assert 6.0 <= out[1] < 7.0 and 4.0 <= out[2] < 5.0
     assert out[3:] == [1, 3, 0, 1, 1, 0, 0, 0, 0]
 
@@ -126,11 +126,12 @@ out.append(used() - base)
 """,
     )
     assert out == [
-        [0, 0, 0, 0, 0],  # MiB at five moments: a graph has no memory before its first launch
+        [0, 0, 0, 0, 0],  # MiB at five moments; a graph has no memory before its first launch
         [NOT_SUPPORTED, NOT_SUPPORTED, 1],
         [64, 64, 64, 64, 64],  # the second allocation reuses the memory that the first has freed
-        [0, 1, 1],  # a live allocation can be used, a freed one cannot; a second launch would allocate twice
-        [64, 64, 64, 64, 64],  # as on an H200, all reserved memory counts as used
+        # a live allocation can be used and a freed one cannot; a second launch would allocate twice
+        [0, 1, 1],
+        [64, 64, 64, 64, 64],  # all reserved memory counts as used, as on an H200
         [0, 0, 64, 0, 64],
         0,
     ]

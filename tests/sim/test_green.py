@@ -1,4 +1,6 @@
-"""Green contexts: SMs are split, described and used under the primary context; also with libvgpu."""
+"""Green contexts: multiprocessors (SMs) are split, described and used under the primary context, also with
+libvgpu.
+"""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -201,7 +203,9 @@ def test_green_contexts_end_with_the_primary_context(node: SimNode) -> None:
 
 
 def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
-    """Environment variables that run a program under libvgpu with `limit` bytes of the first device."""
+    """Environment variables that run a program under libvgpu with a limit of `limit` bytes on the first
+    device.
+    """
     uuid = node.dump()["devices"][0]["uuid"]
     limits = [DeviceLimits(uuid, limit, 10000, SharePolicy.NONE)]
     made = write_lease(folder, "a", limits, uid=os.getuid(), gid=os.getgid())
@@ -209,7 +213,7 @@ def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
 
 
 def test_a_tenant_under_libvgpu_can_use_green_contexts(node: SimNode, tmp_path: Path) -> None:
-    """Launches in streams of green contexts run as any others, and memory allocated in a green context counts
+    """Launches in streams of green contexts run like others, and memory allocated in a green context counts
     against the limit.
     """
     out = ask(
@@ -249,8 +253,8 @@ out = [many, held, more, stream, used(), code("cuMemAlloc_v2", c.byref(u64()), s
 def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_contexts(
     node: SimNode, tmp_path: Path
 ) -> None:
-    """Objects of the green context stay charged after the program releases the primary context, and are freed
-    with the green one.
+    """Objects of the green context stay charged after the program releases the primary context. They are
+    freed with the green context.
     """
     out = ask(node, GREEN + KEPT, lease(node, tmp_path, 1 << 30))
     green = CONTEXT_MIB + GREEN_MIB
@@ -280,7 +284,7 @@ out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]
 
 
 def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_path: Path) -> None:
-    """A green context's memory is charged when the context is made, and freed at its end."""
+    """The memory of a green context is charged when the context is made, and is given back at its end."""
     out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
@@ -289,8 +293,8 @@ def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_
 def test_under_libvgpu_a_green_context_larger_than_its_claim_is_destroyed(
     sim_node: Make, tmp_path: Path
 ) -> None:
-    """A green context that is larger than libvgpu's claim for it is destroyed. This device's green contexts
-    are larger than those of an H200.
+    """The green contexts of this device are larger than those of an H200, and so larger than what libvgpu
+    charges for them in advance.
     """
     profile = tmp_path / "dear.toml"
     text = (ROOT / "configs/sim/h200x1.toml").read_text()

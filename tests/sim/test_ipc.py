@@ -1,5 +1,5 @@
-"""Sharing memory and events with another process: IPC handles, and VMM allocations and pools by file
-descriptor.
+"""Processes share memory and events: by IPC handles, and by file descriptors of virtual memory allocations
+and pools.
 """
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
@@ -56,14 +56,14 @@ def test_two_processes_share_an_allocation(node: SimNode, size: str) -> None:
     assert two.read() == "11"
     two.write(12)
     assert one.read() == "12"
-    assert used_mib(node) == before  # the memory is charged to its owner alone
+    assert used_mib(node) == before  # the memory is charged only to the process that owns it
     assert take(two, handle) == "0"  # the second mapping has the same address
     assert two.do("out = pointers[-1] == pointers[-2]") == "True"
     wrong = "out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))"
     assert [two.do(wrong), two.do(CLOSE), two.read(), two.do(CLOSE)] == ["1", "0", "12", "0"]
     assert two.do("out = cu.raw('cuIpcCloseMemHandle', c.c_uint64(0))") == "1"
     assert used_mib(node) == before
-    # a new allocation, at an address that may have been mapped before
+    # the new allocation may be at an address that was mapped before
     assert [two.say("alloc 100"), two.read()] == ["ok", "0"]
 
 
@@ -73,7 +73,7 @@ def test_an_ipc_handle_of_a_dead_process_is_refused(node: SimNode) -> None:
     handle = one.do(GIVE)
     assert take(two, handle) == "0"
     one.kill()
-    assert two.write(5) == "ok"  # the killed owner's memory stays mapped in the other process
+    assert two.write(5) == "ok"  # the memory of the killed owner stays mapped in the other process
     assert used_mib(node) == CONTEXT_MIB
     three = Tenant(node)
     assert take(three, handle) == MAP_FAILED
@@ -87,7 +87,7 @@ def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
         "out = cu.raw('cuIpcGetEventHandle', h, e), bytes(h).hex()"
     )
     assert one.do(give.format(2)).startswith("(1,")  # the event was made without CU_EVENT_INTERPROCESS
-    # an event for IPC must not record times
+    # an event for IPC must be made without timing
     assert one.do("e = c.c_void_p(); out = cu.raw('cuEventCreate', c.byref(e), 4)") == "1"
     handle = one.do(give.format(6)).split("'")[1]
     two.do(HANDLE)
@@ -129,7 +129,7 @@ def test_a_virtual_memory_allocation_is_imported_by_file_descriptor(node: SimNod
         for line in VMM:
             tenant.do(line)
     one.do(CREATE.format(0))
-    assert one.do(EXPORT).startswith("(1,")  # the memory was made without a handle type
+    assert one.do(EXPORT).startswith("(1,")  # the memory was made without a handle type, so the export fails
     one.do(CREATE.format(1))
     code, fd = one.do(EXPORT).strip("()").split(", ")
     assert code == "0"
@@ -179,7 +179,7 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = pool_tenants(node)
     assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # 8 asks for fabric handles
     assert [one.do(MAKE_POOL.format(0)), one.do(ALLOC.format(4))] == ["0", "0"]
-    assert one.do(GIVE_POOL).startswith("(1,")  # the pool was made without a handle type
+    assert one.do(GIVE_POOL).startswith("(1,")  # the pool was made without a handle type, so the export fails
     assert one.do(GIVE_POINTER).startswith("(1,")
     assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8))] == ["0", "0"]
     code, fd = one.do(GIVE_POOL).strip("()").split(", ")
@@ -196,7 +196,7 @@ def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
         "ok",
         "32",
     ]
-    assert used_mib(node) == before  # the memory is charged to its owner alone
+    assert used_mib(node) == before  # the memory is charged only to the process that owns it
     set_pool = "out = cu.raw('cuDeviceSetMemPool', 0, pool)"
     assert [two.do(ALLOC.format(1)), two.do(set_pool)] == ["1", "1"]  # an imported pool cannot allocate
     two.do("pointers.pop()")
@@ -216,7 +216,7 @@ def test_an_imported_memory_pool_of_a_dead_process_allocates_nothing(node: SimNo
     hand_over(one, fd, two)
     assert [two.do(TAKE_POOL), two.do(TAKE_POINTER.format(pointer))] == ["0", "0"]
     one.kill()
-    assert two.read() == "41"  # the killed owner's memory stays mapped in the other process
+    assert two.read() == "41"  # the memory of the killed owner stays mapped in the other process
     assert used_mib(node) == CONTEXT_MIB
     assert two.do(TAKE_POOL) == "304"  # 304 is CUDA_ERROR_OPERATING_SYSTEM
 
@@ -251,7 +251,7 @@ def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     assert used_mib(node) == before
     assert two.do("out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))") == "0"
     ended = "out = cu.raw('cuDestroyExternalMemory', x), os.path.exists(f'/proc/self/fd/{fd}')"
-    assert two.do(ended) == "(0, False)"  # the driver had taken the descriptor, and has closed it
+    assert two.do(ended) == "(0, False)"  # the driver took over the descriptor, and has closed it
     assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
 
 

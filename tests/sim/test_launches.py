@@ -1,4 +1,4 @@
-"""Every form of a launch, and the two kinds of default stream."""
+"""Every form of a kernel launch, and the two kinds of default stream."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -53,8 +53,8 @@ out.append(dump["processes"][0]["uses"][0]["done_ns"])
 
 
 def test_each_thread_has_its_own_default_stream(node: SimNode) -> None:
-    """The legacy default stream waits for every stream. A thread's own default stream waits only for
-    itself.
+    """The legacy default stream waits for every stream of the process. A thread's own default stream waits
+    only for itself.
     """
     out = ask(
         node,

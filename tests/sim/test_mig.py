@@ -1,4 +1,6 @@
-"""MIG: placement compared with the oracle, instances, handles, mode changes, reboot and reset."""
+"""MIG on the simulated node: placements compared with the oracle, instances, handles, changes of mode, reboot
+and reset.
+"""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -63,11 +65,11 @@ def ask(node: SimNode, body: str) -> object:
 def test_mig_placements_agree_with_a_brute_force_model(
     sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
 ) -> None:
-    """Visits every legal layout of the device, and compares every possible creation and every
+    """The program visits every legal layout of the device, and compares every possible creation and every
     capacity in it.
     """
     node = sim_node(profile)
-    if profile in ("a100x8", "a30x4"):  # on Ampere the mode is pending until a reset
+    if profile in ("a100x8", "a30x4"):  # on Ampere the change of MIG mode is pending until a reset
         ask(node, "n.nvmlDeviceSetMigMode(h, 1)")
         node.sim("reset", "0")
     done = node.run([sys.executable, "-m", "tests.sim.mig_walk", walk, table], {"PYTHONPATH": str(ROOT)})
@@ -129,9 +131,7 @@ for start in (0, 2, 0):
 
 
 def test_mig_instances_without_a_given_place_fill_the_device_from_its_high_end(sim_node: Make) -> None:
-    """Instances without a given place fill the device from its high end: `-cgi 19,19,14,9` fails and
-    `9,14,19,19` succeeds (NVIDIA's MIG user guide).
-    """
+    """NVIDIA's MIG user guide says this: `-cgi 19,19,14,9` fails and `9,14,19,19` succeeds."""
     body = """
 n.nvmlDeviceSetMigMode(h, 1)
 def tour(profiles):
@@ -248,12 +248,13 @@ def test_a_reset_and_a_reboot_keep_the_modes_that_the_architecture_keeps(
     node.sim("fault", "memory", "--device", "0", "--bytes", "1073741824")
     node.sim("fault", "gpu-lost", "--device", "0")
     node.sim("reset", "0")
-    assert ask(node, LOOK) == [reset, changed]  # after the reset the lost device is back as well
+    assert ask(node, LOOK) == [reset, changed]  # after the reset the lost device is back, too
     assert node.dump()["devices"][0]["hidden_bytes"] == 0
     ask(node, "slice(19)\nslice(14)")
     assert len(node.dump()["devices"][0]["gpu_instances"]) == 2
     node.sim("reset", "0")
-    assert node.dump()["devices"][0]["gpu_instances"] == []  # instances survive neither a reset nor a reboot
+    # MIG instances survive neither a reset nor a reboot
+    assert node.dump()["devices"][0]["gpu_instances"] == []
     ask(node, "slice(19)")
     node.sim("reboot")
     assert ask(node, LOOK) == [reboot, reboot]
@@ -273,6 +274,6 @@ def test_a_device_in_use_is_not_reset_and_a_reboot_ends_its_processes(sim_node: 
     node.sim("reset", "1")
     node.sim("reboot")
     assert node.dump()["processes"] == []
-    # "error 4" is DEINITIALIZED: the driver under the process is gone
+    # error 4 is DEINITIALIZED: the driver under the process is gone
     assert tenant.say("alloc 10") == tenant.say("sync") == "error 4"
     assert Tenant(node).first.startswith("ready")

@@ -1,4 +1,6 @@
-"""The simulated MPS control daemon: its commands, files and special cases as measured on NVIDIA's."""
+"""The simulated MPS control daemon: its commands, files and special cases, as measured with NVIDIA's
+daemon.
+"""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -23,7 +25,7 @@ RPC_FAILURE, TERMINATED, OUT_OF_MEMORY = "error 806", "error 810", "error 2"
 
 
 class Mps:
-    """One control daemon on a node, with its own pipe directory."""
+    """One MPS control daemon on a node, with a pipe directory of its own."""
 
     def __init__(self, node: SimNode, directory: Path) -> None:
         self.node, self.pipe, self.log = node, directory / "p", directory / "l"
@@ -46,8 +48,8 @@ class Mps:
 
 
 def says_soon(tenant: Tenant, word: str, answer: str) -> None:
-    """Waits for an answer, because a killed daemon's descriptors may close later than its main thread
-    ends.
+    """Waits for this answer of the tenant. The descriptors of a killed daemon may close later than its main
+    thread ends.
     """
     eventually(lambda: tenant.say(word) == answer, answer)
 
@@ -130,8 +132,8 @@ def test_the_mps_daemon_ignores_bad_values_silently(mps: Mps) -> None:
 
 @pytest.mark.parametrize("key", ["ordinal", "uuid"])
 def test_the_memory_limit_of_an_mps_client_includes_its_context(mps: Mps, key: str) -> None:
-    """A memory limit of MPS includes the context. Measured on an H200 in pieces of 32 MiB: a limit of 1024
-    MiB leaves 480 MiB, one of 2048 leaves 1504.
+    """As measured on an H200 in pieces of 32 MiB, a limit of 1024 MiB leaves 480 MiB, and one of 2048 leaves
+    1504.
     """
     device = "0" if key == "ordinal" else mps.node.dump()["devices"][0]["uuid"]
     mps.daemon()
@@ -142,7 +144,7 @@ def test_the_memory_limit_of_an_mps_client_includes_its_context(mps: Mps, key: s
         assert answers == ["ok"] * (left // 32) + [OUT_OF_MEMORY]
         tenant.kill()
         (server,) = mps.say("get_server_list")[1].split()
-        # the running server keeps its limits, and a new one has the new limits
+        # the server that runs keeps its limits, and a new server has the new limits
         mps.say(f"shutdown_server {server}")
 
 
@@ -190,7 +192,7 @@ def test_the_death_of_the_mps_daemon_ends_its_clients_and_frees_the_device(mps: 
     wait_gone(pid)
     says_soon(tenant, "sync", RPC_FAILURE)
     assert tenant.say("alloc 1") == RPC_FAILURE
-    unlimited = mps.tenant()  # a program without MPS has no limit, and gets no error either
+    unlimited = mps.tenant()  # a program without MPS has no limit and gets no error
     assert unlimited.say("alloc 4096") == "ok"
 
 
@@ -282,7 +284,9 @@ else:
 
 
 def test_an_mps_client_sees_only_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path) -> None:
-    """The daemon's list restricts and renumbers the devices. A client's list counts within the daemon's."""
+    """The daemon's list of devices restricts and renumbers them. The numbers in a client's list are those of
+    the daemon's list.
+    """
     node = sim_node()
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     mps = Mps(node, tmp_path)

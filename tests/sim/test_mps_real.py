@@ -1,7 +1,8 @@
-"""Compares the simulated MPS control daemon with NVIDIA's: each line alone gives the same answer and status.
+"""Compares the simulated MPS control daemon with NVIDIA's: each line of input gives the same answer and
+status.
 
-NVIDIA's daemons from Debian (non-free nvidia-cuda-mps, branches 535 and 550) run without a GPU, but have no
-server.
+NVIDIA's daemons from Debian (non-free nvidia-cuda-mps, branches 535 and 550) run without a GPU, but can start
+no server.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ ANYBODY_SETS_BEFORE_550 = {line for line in OTHERS_LINES if line.startswith("set
 
 
 class Daemon:
-    """One control daemon, simulated or NVIDIA's, in its own folder."""
+    """One MPS control daemon, simulated or NVIDIA's, in a folder of its own."""
 
     def __init__(self, program: str, folder: Path, env: Mapping[str, str]) -> None:
         folder.mkdir(mode=0o755)
@@ -126,7 +127,7 @@ class Daemon:
         subprocess.run([program, "-d"], env=self.env, check=True, timeout=300)
 
     def hears(self, lines: list[str], before: tuple[str, ...] = ()) -> list[Answer]:
-        """Sends each line through a shell of its own."""
+        """Sends each line to the daemon by a separate run of its control program."""
         return [self._line(line, before) for line in lines]
 
     def _line(self, line: str, before: tuple[str, ...]) -> Answer:

@@ -1,5 +1,7 @@
-"""Other projects' programs work on the simulated node: nvidia-smi 535 and 550, nvitop, gpustat, and every
-query of nvidia-ml-py. They are fetched once (tests/sim/outside.py) and never committed.
+"""Programs of other projects work on the simulated node: nvidia-smi 535 and 550, nvitop, gpustat, and every
+query of nvidia-ml-py.
+
+They are fetched once (tests/sim/outside.py) and never committed.
 """
 
 from __future__ import annotations
@@ -123,7 +125,7 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
     assert "2g.35gb" in run(branch, node, "mig -lci").stdout
     refused = run(branch, node, "mig -i 0 -cgi 0", check=False)
     assert refused.returncode != 0 and "Insufficient Resources" in refused.stdout
-    # this fails, because the GPU instances still have compute instances
+    # the GPU instances still have compute instances, so this fails
     assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0
     run(branch, node, "mig -i 0 -dci")
     run(branch, node, "mig -i 0 -dgi")
@@ -132,7 +134,9 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
 
 
 def body(text: str) -> list[str]:
-    """Collapses spaces and rules in rows, because branch 580 widened the name column by two."""
+    """Collapses spaces and lines in the rows of a table, because branch 580 made the column of names wider by
+    two.
+    """
     return [" ".join(line.replace("-", "").replace("=", "").split()) for line in text.splitlines()]
 
 
@@ -146,7 +150,7 @@ def test_nvidia_smi_prints_the_profiles_as_on_the_card(sim_node: Make, card: str
 
 @NVIDIA_SMI
 def test_nvidia_smi_535_lists_profiles_only_in_mig_mode(sim_node: Make) -> None:
-    """Before branch 550 nvidia-smi itself refuses to list the profiles of a device without MIG mode."""
+    """Before branch 550, nvidia-smi itself refuses to list the profiles of a device whose MIG mode is off."""
     node = sim_node("h200x1")
     refused = run("535", node, "mig -lgip", check=False)
     assert refused.returncode == 6 and "No MIG-enabled devices found" in refused.stdout
@@ -169,9 +173,7 @@ def test_nvitop_and_gpustat_show_a_tenants_process(node: SimNode, tools: Path) -
 
 
 def test_simulated_nvml_has_every_function_that_nvidia_ml_py_looks_up(node: SimNode) -> None:
-    """The library has every function that nvidia-ml-py looks up. Each query of a device has one of NVML's
-    answers.
-    """
+    """The functions are those that the source text of pynvml names."""
     import re
 
     import pynvml

@@ -1,4 +1,4 @@
-"""The orders `reach` and `copy` of vgpu-suspend, against processes that lie about their parked memory."""
+"""The orders `reach` and `copy` of vgpu-suspend, for processes whose lists of parked memory are wrong."""
 
 import json
 import subprocess
@@ -12,8 +12,8 @@ from tests.simnode import BUILD, SimNode
 from vgpud.proc import start_ticks
 
 ASKED = 0xFFFFFFFF
-# Prints the descriptors of files that are or are not a list of parked blocks. The good one copies a block of
-# 7s over a block of 1s
+# Prints descriptors of files, of which some are lists of parked memory. The list "good" copies a block of 7s
+# over a block of 1s.
 PROGRAM = """
 import ctypes as c, fcntl, json, os, struct, sys, tempfile
 u = c.CDLL("libcuda.so.1")
@@ -68,7 +68,7 @@ BAD_LIST = ["no memory", "no descriptor", "negative", "too large", "not in pages
 
 
 class Helper:
-    """A vgpu-suspend, and a program whose parked memory it is to copy."""
+    """A running vgpu-suspend, and a program whose parked memory it should copy."""
 
     def __init__(self, node: SimNode, folder: Path) -> None:
         self.node = node
@@ -92,7 +92,7 @@ class Helper:
         return self._line(self.helper).split()[1]
 
     def seen(self) -> tuple[list[int], int]:
-        """The bytes of the block to copy to, and the result in the good list."""
+        """The bytes of the destination block, and the result field of the list "good"."""
         assert self.program.stdin is not None
         self.program.stdin.write("\n")
         self.program.stdin.flush()

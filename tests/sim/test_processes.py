@@ -1,4 +1,4 @@
-"""Several processes on one node: they see each other's memory, share the device's time, and leave nothing
+"""Several processes on one simulated node see each other's memory, share the device's time, and leave nothing
 behind.
 """
 
@@ -52,7 +52,7 @@ def test_memory_of_a_process_is_seen_by_all_processes_and_freed_by_its_kill(sim_
 
 
 def test_a_zombie_holds_no_memory(sim_node: Make) -> None:
-    """A killed process that is not reaped yet holds no memory."""
+    """A killed process that its parent has not reaped yet holds no memory."""
     node = sim_node()
     one = Tenant(node)
     one.say("alloc 1000")
@@ -127,14 +127,14 @@ def test_exclusive_process_mode_admits_one_process(sim_node: Make) -> None:
 
 
 def engine_ns(node: SimNode) -> tuple[float, dict[int, float]]:
-    """Nanoseconds for which the first device was busy, and the work done for each process."""
+    """Nanoseconds for which the first device was busy, and the nanoseconds of work done for each process."""
     state = node.dump()
     return state["devices"][0]["busy_ns"], {p["pid"]: p["uses"][0]["done_ns"] for p in state["processes"]}
 
 
 def test_two_processes_share_the_time_of_the_device(sim_node: Make) -> None:
-    """The driver gives two processes time slices of 2 ms, which leave both together 94.3 % of the rate of one
-    alone. When one ends, the other has the whole rate again.
+    """The driver gives two processes time slices of 2 ms. Together they have 94.3 % of the rate of one alone.
+    When one ends, the other has the whole rate again.
     """
     node = sim_node()
     one, two = Tenant(node), Tenant(node)
@@ -155,7 +155,7 @@ def test_two_processes_share_the_time_of_the_device(sim_node: Make) -> None:
 
 
 def test_the_launch_queue_of_a_process_is_bounded(sim_node: Make) -> None:
-    """A launch queue has 1024 entries: the 1025th launch waits for the end of the first, as with a full
+    """A launch queue has 1024 entries. The 1025th launch waits for the end of the first, as with a full
     channel.
     """
     node = sim_node()

@@ -1,4 +1,4 @@
-"""Time slices of the simulated engine, on a simulated clock, compared with a simple model."""
+"""Time slices of the simulated device, on a simulated clock, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.native.harness import TEST_BUILD
 SLICE_US, SWITCH_US = 200, 13
 SLICE, SWITCH = SLICE_US * 1000, SWITCH_US * 1000
 END = 10**12
-#: allowed difference, because times are rounded to whole nanoseconds
+# the allowed difference in nanoseconds, because times are rounded to whole ones
 NEAR_NS = 2
 
 
@@ -50,7 +50,7 @@ def run(lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWI
 def lines_of(submits: Sequence[Submit], fractions: dict[int, float], looks: Sequence[int] = ()) -> list[str]:
     events = [(s.at, f"submit {s.at} {s.queue} {s.work}") for s in submits]
     events += [(at, f"look {at}") for at in looks]
-    # a look before each submission, because a process advances the clock before it submits
+    # each submission is preceded by a look, because a process advances the clock before it submits
     events += [(s.at, f"look {s.at}") for s in submits]
     clients = [f"client {queue} {fraction}" for queue, fraction in fractions.items()]
     return [*clients, *(line for _, line in sorted(events, key=lambda e: e[0])), f"look {END}"]
@@ -58,7 +58,7 @@ def lines_of(submits: Sequence[Submit], fractions: dict[int, float], looks: Sequ
 
 @dataclass
 class Model:
-    """Computes every slice one by one. All clients of MPS form one group, named None."""
+    """Computes every time slice one by one. All MPS clients form one group, named None."""
 
     fractions: dict[int, float]
     clock: float = 0
@@ -75,7 +75,7 @@ class Model:
         return None if queue in self.fractions else queue
 
     def members(self, group: int | None) -> dict[int, float]:
-        """Queue -> rate, for the queues of the group that have work."""
+        """The queues of the group that have work, and the rate of each."""
         busy = [q for q in self.left if self.group(q) == group and self.left[q] > 0]
         total = max(1.0, sum(self.fractions.get(q, 1) for q in busy))
         return {q: self.fractions.get(q, 1) / total for q in busy}
@@ -160,15 +160,16 @@ def test_the_model_of_time_slicing_reaches_each_position_of_a_queue_at_the_expec
 
 
 def test_two_queues_of_endless_work_get_the_throughput_measured_on_a_card() -> None:
-    """Two endless queues together reach 94.3 % of the rate of one alone, computed from the time slice and the
-    switch time of the H200's profile.
+    """The two queues reach 94.3 % of the rate of one alone, by the time slice and the switch time in the
+    H200's profile.
     """
     second = 10**9
     lines = ["submit 0 0 1000000000", "submit 0 1 1000000000", f"look {END}"]
     got = run(lines, 2000, 120.9)
     last = max(got.values())
     assert 2 * second / last == pytest.approx(0.943, abs=0.0005)
-    assert last - min(got.values()) < 2.2e6  # the queues' ends are at most one slice and one switch apart
+    # the ends of the queues are at most one slice and one switch apart
+    assert last - min(got.values()) < 2.2e6
 
 
 def test_a_new_queue_waits_for_the_end_of_the_running_time_slice() -> None:
@@ -179,9 +180,7 @@ def test_a_new_queue_waits_for_the_end_of_the_running_time_slice() -> None:
 
 
 def test_days_of_time_slices_are_computed_in_one_step() -> None:
-    """Eleven days of time slices for eight queues are computed in one step. Slice by slice the computation
-    would never end.
-    """
+    """Eleven days of time slices for eight queues: slice by slice the computation would never end."""
     days = 10**15
     lines = [f"submit 0 {q} {days}" for q in range(8)] + [f"look {9 * days}"]
     got = run(lines)

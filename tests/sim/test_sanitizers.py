@@ -1,4 +1,4 @@
-"""Both libraries in one program under AddressSanitizer and UBSan, on a simulated node."""
+"""Both simulated libraries in one program under AddressSanitizer and UBSan, on a simulated node."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def test_the_sanitizers_report_nothing_while_a_program_calls_the_simulated_drive
 ) -> None:
     node = sim_node()
     (tour,) = (path for path in BUILD.with_name(f"native-{sanitizer}").rglob("sim-tour") if path.is_file())
-    # leaks are not reported, because memory that is held until the process ends is no leak here
+    # leaks are not reported, because memory held until the end of the process is not a leak here
     options = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
-    # the sanitizer's library must be loaded first; the tour preempts no tenant and needs no preloaded library
+    # the sanitizer's library must be loaded first; the program preempts no tenant and needs no preloaded
+    # library
     env = {**options, "VGPU_SIM_KERNEL_US": "1", "LD_PRELOAD": ""}
     assert node.run([str(tour)], env).stdout == "toured\n"

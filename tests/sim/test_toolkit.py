@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit and mig-parted, unchanged, on the simulated node."""
+"""NVIDIA's container toolkit and mig-parted run unchanged on the simulated node."""
 
 import json
 import sys
@@ -12,9 +12,9 @@ from tests.conditions import needs
 from tests.simnode import SimNode
 
 pytestmark = needs("nvidia-tools", "root", "namespaces")
-#: Runs a program with files of the node in the place of the machine's. The programs read these paths
-#: whatever their options say. /proc is replaced by links to the machine's, because nothing can be made in it,
-#: and a kernel without modules has no /proc/modules.
+# Runs a program with files of the simulated node in place of those of the machine. The program reads these
+# constant paths whatever its options say. /proc is replaced by a folder of links, because nothing can be made
+# in /proc, and a kernel without modules has no /proc/modules.
 PLACED = """
 set -e
 root=$1; shift
@@ -49,13 +49,13 @@ def place(node: SimNode, tmp_path: Path) -> Callable[..., str]:
 
 
 def generated(node: SimNode) -> list[str]:
-    """The words by which nvidia-ctk prints the CDI spec of a node."""
+    """The arguments with which nvidia-ctk prints the CDI spec of a node."""
     root = node.sim("root").strip()
     return ["nvidia-ctk", "--quiet", "cdi", "generate", "--format=json", f"--driver-root={root}"]
 
 
 def nodes_of(spec: dict[str, Any]) -> dict[str, set[str]]:
-    """Device -> the device nodes that the CDI spec gives it."""
+    """Each device of the CDI spec, and its device nodes."""
     return {
         one["name"]: {node["path"] for node in one["containerEdits"]["deviceNodes"]}
         for one in spec["devices"]
