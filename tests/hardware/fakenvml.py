@@ -17,7 +17,7 @@ MIB = 1024**2
 NOT_FOUND, NOT_SUPPORTED, INSUFFICIENT_RESOURCES, INVALID_ARGUMENT = 6, 3, 23, 2
 NO_INSTANCE = 0xFFFFFFFF
 
-# loop index, id, name, slices, instances, SMs, MiB, placements; from data/h200-580.159.04.txt
+# index, id, name, slices, instances, SMs, MiB, placements; from data/h200-580.159.04.txt
 H200_PROFILES = (
     (0, 19, "MIG 1g.18gb", 1, 7, 16, 16384, [(s, 1) for s in range(7)]),
     (1, 14, "MIG 2g.35gb", 2, 3, 32, 33280, [(s, 2) for s in (0, 2, 4)]),

@@ -1,4 +1,4 @@
-"""Scenes on a simulated node: `python -m tests.hardware.scenes NAME`, started by test_simulated."""
+"""Scenes on a simulated node: `python -m tests.hardware.scenes NAME`, which test_simulated.py starts."""
 
 import os
 import subprocess
@@ -131,7 +131,7 @@ def xids_are_told() -> None:
         stop.set()
 
     watch_events(gateway, tell, stop)
-    for _ in range(100):  # repeats, because an event before the watch is set up is lost
+    for _ in range(100):  # repeats the event, because an event before the watch is set up is lost
         sim("fault", "xid", "--device", "6", "--code", "48")
         if stop.wait(0.2):
             break

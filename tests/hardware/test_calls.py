@@ -25,7 +25,7 @@ def test_an_nvml_text_that_is_not_utf8_raises_no_error() -> None:
     nvml = FakeNvml(1)
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"NVIDIA\xff"
     assert Gateway(binding=nvml).snapshot().devices[0].name == "NVIDIA\ufffd"
-    # the binding itself may decode the name, and raises this error
+    # the binding itself decodes the name, and raises UnicodeDecodeError here
     nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"\xff".decode()
     assert Gateway(binding=nvml).snapshot().devices[0].name == ""
 
@@ -91,7 +91,7 @@ def _hang(
 
 
 def _answers(workers: Workers, subject: str) -> bool:
-    """Returns whether calls about the subject are made. They are not made while an earlier one hangs."""
+    """Returns whether a call about the subject is made. No call is made while an earlier one hangs."""
     try:
         return workers.run(subject, 5, lambda: 42) == 42
     except VgpuError:

@@ -1,4 +1,4 @@
-"""Changes of MIG mode, of GPU instances with their compute instance, and of the compute mode."""
+"""Changes of MIG mode, of GPU instances with their compute instances, and of the compute mode."""
 
 import os
 from dataclasses import replace
@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 GPU = uuid_of(0)
 IN_USE = pynvml.NVML_ERROR_IN_USE
 
-# a process that the node's /proc lists, also where the files of the driver are below another root
+# a process that the node's /proc lists, even if the files of the driver are below another root
 PID = os.getpid()
 COMMAND = Path("/proc/self/comm").read_text().strip()
 NAMED = f"process {PID} ({COMMAND})"
@@ -108,7 +108,7 @@ def test_a_new_gpu_instance_has_one_compute_instance_over_all_of_it(nvml: FakeNv
     instance = mig.create_gpu_instance(GPU, 9, Placement(4, 4))
     assert (instance.profile_id, instance.placement) == (9, Placement(4, 4))
     (compute,) = instance.compute_instances
-    assert compute.profile_id == 2  # 2 is the compute profile of three slices
+    assert compute.profile_id == 2  # 2 is the id of the compute profile with three slices
     assert compute.uuid.startswith("MIG-")
     assert mig.gpu_instances(GPU) == (instance,)
     assert mig.snapshot().devices[0].mig.instances == (instance,)
@@ -296,7 +296,7 @@ def test_destroying_a_compute_instance_in_use_names_its_processes(nvml: FakeNvml
 def test_compute_profiles_are_read_from_the_first_existing_gpu_instance(
     nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU instance the compute profiles are assumed. With one, the driver's answer is used."""
+    """Without a GPU instance vgpud assumes the compute profiles. With one, it uses the driver's answer."""
 
     def compute() -> list[tuple[int, int, int]]:
         profile = mig.snapshot().devices[0].mig.profile(5)

@@ -1,4 +1,4 @@
-"""The probe as a process: its answers, and how vgpud ends a probe that never answers."""
+"""The engine probe as a process: its answers, and how vgpud ends a probe that does not answer."""
 
 import os
 import subprocess
@@ -69,8 +69,8 @@ def test_a_probe_that_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_probe_waits_for_the_probe_of_a_killed_vgpud(tmp_path: Path) -> None:
-    """A probe that a killed vgpud left is still running. The next probe waits for it, because two probes at
-    the same time on one device would disturb each other.
+    """The probe that a killed vgpud has left is still running. Two probes of one device at the same time
+    would disturb each other.
     """
     hangs = program(tmp_path, f"touch {tmp_path}/began; exec sleep 1000")
     code = (

@@ -1,4 +1,4 @@
-"""The Xid watch: its events, and how it survives failures of NVML."""
+"""The watch for Xid events: the events that it reports, and how it goes on after failures of NVML."""
 
 import threading
 from pathlib import Path
@@ -162,7 +162,7 @@ def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> N
 
 
 class RepairNvml(OperationalNvml):
-    """NVML of a driver that reports a recovery action for each device. NVML cannot read an action of None."""
+    """NVML of a driver that reports a recovery action for each device. An action of None cannot be read."""
 
     def __init__(self, *actions: int | None) -> None:
         super().__init__(len(actions))
@@ -177,7 +177,7 @@ class RepairNvml(OperationalNvml):
 
 
 def told(path: Path, module: Path, *seen: SimpleNamespace) -> None:
-    """Runs a vgpud with this file and driver until it has seen the events."""
+    """Runs a vgpud with this file and driver module until it has seen the events."""
     nvml = OperationalNvml(2)
     nvml.registered = []
     nvml.events = list(seen)
@@ -186,7 +186,7 @@ def told(path: Path, module: Path, *seen: SimpleNamespace) -> None:
 
 
 def sick_after_a_start(path: Path, module: Path, *actions: int | None) -> list[str]:
-    """The ailing devices of a vgpud that starts with this file and driver."""
+    """The uuids of the devices that are sick for a vgpud that starts with this file and driver module."""
     nvml = RepairNvml(*actions) if actions else OperationalNvml(2)
     gateway = Gateway(binding=nvml, fatal=FatalEvents(path, module))
     return [device.uuid for device in gateway.snapshot().devices if device.ailment]
@@ -217,7 +217,9 @@ def test_a_fatal_error_outlives_vgpud_until_its_repair_or_the_drivers_next_start
 
 
 def test_each_registration_is_reported_before_its_events() -> None:
-    """A device that breaks before its registration raises no event, so the caller reads its health then."""
+    """A device that breaks before its registration raises no event. So the caller reads the device's health
+    when the registration is reported.
+    """
     nvml = FakeNvml(2)
     nvml.events = [xid(nvml, 0, 48), pynvml.NVML_ERROR_UNINITIALIZED, xid(nvml, 1, 74)]
     seen: list[str] = []

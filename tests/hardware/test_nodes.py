@@ -1,4 +1,4 @@
-"""Device nodes, by the driver's files below a host root."""
+"""Device nodes, found by the files of the driver below a host root."""
 
 from dataclasses import replace
 from pathlib import Path

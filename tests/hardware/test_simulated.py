@@ -1,4 +1,6 @@
-"""The gateway through the real binding and the C library: each scene is a process on a simulated node."""
+"""The NVML gateway through the real binding and the C library. Each scene is a process on a simulated
+node.
+"""
 
 import os
 import subprocess

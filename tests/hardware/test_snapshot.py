@@ -1,4 +1,4 @@
-"""Snapshots: NVML's answers become a Node, also if parts are missing, lost or hanging."""
+"""Snapshots: NVML's answers become a Node, even if parts are missing, lost or hanging."""
 
 import os
 import subprocess
@@ -154,8 +154,8 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
 
 
 def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> None:
-    """NVML lists a process that has ended and is not reaped yet, for example an MPS server. On an H200 such a
-    process kept the next tenant out.
+    """NVML also lists a process that has ended and is not reaped yet, for example an MPS server. On an H200
+    such a process kept the next tenant from the device.
     """
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie process until the test reaps it
@@ -168,7 +168,7 @@ def test_an_ended_process_is_not_listed(nvml: FakeNvml, gateway: Gateway) -> Non
 def test_a_process_row_whose_number_is_no_process_id_is_left_out(
     nvml: FakeNvml, gateway: Gateway, number: int
 ) -> None:
-    """NVML's field is an unsigned 32-bit number; a pid_t and the API's field are signed."""
+    """NVML's field is an unsigned 32-bit number, while a pid_t and the field of the API are signed."""
     nvml.gpus[0].processes = [process(number), process(10)]
     assert [p.pid for p in gateway.processes(uuid_of(0))] == [10]
     assert [p.pid for p in gateway.snapshot().devices[0].processes] == [10]
@@ -188,7 +188,8 @@ QUESTIONS = [
     for name in vars(FakeNvml)
     if name.startswith("nvmlDeviceGet")
     and "Handle" not in name
-    and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetCount")  # without these calls no device can be listed
+    # without one of these calls no device can be listed
+    and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetCount")
 ]
 
 
@@ -298,7 +299,7 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
     assert gateway.snapshot().devices[0].health is Health.SILENT
-    # the gateway made this call only for the other device
+    # the gateway has made this call only for the other device
     assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1
     nvml.hangs.clear()
     free.set()

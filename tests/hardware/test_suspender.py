@@ -1,4 +1,4 @@
-"""vgpu-suspend replaced by a shell script: each answer belongs to its order."""
+"""A shell script takes the place of vgpu-suspend. Each answer must belong to its order."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import SuspendedProcess
 
-# Answers each order with the state that the pid encodes. A save waits until a file exists
+# Answers each order with the state that the pid encodes. A save waits until a file exists.
 PROGRAM = """#!/bin/sh
 echo ready
 while read -r verb pid ticks rest; do
@@ -36,9 +36,7 @@ def suspender(folder: Path) -> Suspender:
 
 
 def test_a_late_answer_of_vgpu_suspend_is_not_taken_for_that_of_the_next_call(tmp_path: Path) -> None:
-    """A save exceeds its time limit, and the next order is about another process. The late answer of the save
-    must not be used for this order.
-    """
+    """The save of one process exceeds its time limit, and the next order is about another process."""
 
     async def work() -> None:
         async with suspender(tmp_path).session(1) as session:
@@ -67,7 +65,7 @@ def test_the_death_of_vgpu_suspend_during_a_call_is_an_error_of_a_failed_helper(
 def test_a_session_ends_without_waiting_for_the_end_of_its_vgpu_suspend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end takes 0.1 s on a card; the program is still waited for."""
+    """The end of the program takes 0.1 s on a card. A thread still waits for it."""
 
     async def work() -> None:
         made, may_end, waited = suspender(tmp_path), threading.Event(), list[int]()
@@ -93,7 +91,7 @@ def test_a_session_ends_without_waiting_for_the_end_of_its_vgpu_suspend(
 
 
 def test_twenty_suspensions_of_one_user_delay_another_user_only_by_one_of_them(tmp_path: Path) -> None:
-    """Each suspension of the attacker's lasts until the driver gives up waiting for its kernel."""
+    """Each suspension by the attacker lasts until the driver gives up waiting for the attacker's kernel."""
 
     async def work() -> None:
         made, order = suspender(tmp_path), []
