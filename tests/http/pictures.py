@@ -80,14 +80,14 @@ def query(base: str, expression: str, seconds: float) -> list[dict[str, Any]]:
 
 
 def panels(base: str, seconds: float) -> str:
-    """Every panel of the dashboard, with its own query over the recorded data."""
+    """Draws every panel of the dashboard from the recorded data, with the panel's own query."""
     dashboard = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())
     drawn = []
     for panel in dashboard["panels"]:
         unit = panel["fieldConfig"]["defaults"]["unit"]
         series: dict[str, list[tuple[float, float]]] = {}
         for target in panel["targets"]:
-            # only a minute was recorded, so rates are taken over less time than on the dashboard
+            # the recording lasts a minute, so rates are taken over less time than on the dashboard
             expression = (
                 target["expr"].replace("$instance", ".*").replace("[5m]", "[20s]").replace("[1m]", "[20s]")
             )
@@ -108,7 +108,7 @@ def panels(base: str, seconds: float) -> str:
 
 
 def populate(node: DemoNode) -> list[Tenant]:
-    """Starts tenants that hold little memory, because simulated memory is the host's."""
+    """Starts tenants that hold little memory, because simulated memory is memory of the host."""
     probe = str(BUILD / "bin" / "vgpu-probe")
     tenants = []
 

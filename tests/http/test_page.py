@@ -49,7 +49,7 @@ def test_text_of_tenants_is_escaped() -> None:
 
 
 def test_mig_instances_are_drawn_to_scale() -> None:
-    """Of eight slots, 0 and 4 to 7 are drawn: an eighth at the left, and the right half."""
+    """Of eight memory slices the instances have 0 and 4 to 7: an eighth at the left, and the right half."""
     seen = observation()
     bar = device_bar(seen.devices[1], seen)
     drawn = re.findall(r"<rect class=(\w+) x=([\d.]+) width=([\d.]+)", bar)
@@ -60,8 +60,8 @@ def test_mig_instances_are_drawn_to_scale() -> None:
 
 
 def test_the_parts_of_a_divided_instance_are_drawn_beside_each_other() -> None:
-    """The three compute slices of the instance at the right are divided into instances of one and of two
-    slices.
+    """The three compute slices of the instance at the right are divided into compute instances of one and of
+    two slices.
     """
     seen = observation()
     view = seen.devices[1]
@@ -113,14 +113,14 @@ def test_a_user_is_shown_by_name_where_the_host_has_one() -> None:
 
 
 def with_memory_used(seen: Observation, used_bytes: int) -> Observation:
-    """The observation with one device, on which so much memory is in use."""
+    """The observation reduced to one device, on which this much memory is in use."""
     view = seen.devices[0]
     device = replace(view.device, memory_used_bytes=used_bytes)
     return replace(seen, devices=(replace(view, device=device),))
 
 
 def test_memory_that_no_tenant_uses_is_shown_as_outside_vgpud() -> None:
-    """The tenant of the device uses 3 GiB."""
+    """The only tenant of the device uses 3 GiB. The rest of the memory in use is outside vgpud."""
     seen = with_memory_used(observation(), 8 * GIB)
     assert "8GiB used · 5GiB outside vgpud" in page(seen, "node1")
     x, width = re.findall(
@@ -134,7 +134,7 @@ def test_memory_that_no_tenant_uses_is_shown_as_outside_vgpud() -> None:
 
 
 def test_memory_of_a_suspended_tenant_is_shown_as_on_the_host() -> None:
-    """1 GiB of 3 GiB stays on the device."""
+    """Of the tenant's 3 GiB, 1 GiB stays on the device."""
     seen = observation()
     saved = SuspendedProcess(7, 1, 2 * GIB, Way.SWAP, stays_bytes=GIB)
     asleep = replace(seen.allocations[0], state=State.SUSPENDED, suspended=(saved,))
@@ -227,7 +227,7 @@ def test_a_browser_draws_the_page_without_errors(tmp_path: Path) -> None:
 
     dom, log = asyncio.run(run())
     assert "<h2>Devices</h2>" in dom
-    # svg elements of the legend, of the devices and of the allocations
+    # svg elements of the legend, the devices and the allocations
     assert dom.count("<svg") == 7 + 3 + 2 * 2
     assert "Content Security Policy" not in log
     assert "CONSOLE" not in log

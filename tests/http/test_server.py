@@ -1,4 +1,4 @@
-"""HTTP as clients see it: which requests are answered or refused, and what a hostile peer gets."""
+"""HTTP as clients see it: which requests are answered or refused, and how hostile clients are treated."""
 
 import asyncio
 import errno
@@ -28,8 +28,8 @@ from vgpud.serve.http.doors import Doors
 
 
 class Known:
-    """Connections whose uids belong to the users `arrived`, and whose processes belong to the users
-    `identified`, in this order; later ones are root's.
+    """The relay's knowledge of connections: their uids belong to the users `arrived`, and their processes to
+    the users `identified`, in this order. Later ones are root's.
     """
 
     def __init__(self, arrived: Iterable[int] = (), identified: Iterable[int] = ()) -> None:
@@ -149,7 +149,7 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
     port = free_port()
 
     async def work(_: Doors) -> None:
-        # the server closes the connection that sends no complete request
+        # the server closes a connection without a complete request
         assert await say(b"GET / HT", port) == b""
         try:
             answer = await say(b"GET / HTTP/1.1\r\nX: " + b"y" * 4 * http.MAX_HEAD_BYTES, port)
@@ -163,7 +163,7 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
 def test_silent_connections_beyond_the_maximum_do_not_prevent_a_scrape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More silent connections than the server holds: it closes the oldest, and still serves the page."""
+    """The server holds fewer connections. It closes the oldest ones, and still serves the page."""
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
 
@@ -202,7 +202,7 @@ def test_one_user_holds_a_bounded_number_of_connections_of_metrics_sock(
             except ConnectionError:
                 refused = b""
             assert refused == b""
-        # the event loop asks the kernel about no connection beyond the share of its uid
+        # the event loop does not ask the kernel about connections beyond the share of their uid
         assert known.asked == http.CONNECTIONS_PER_USER + (30 if identified else 0)
         for _who in ("user 8", "root"):
             assert status(await say(get("/metrics"), path=path)) == 200
@@ -253,7 +253,7 @@ def test_a_reload_moves_the_page_to_the_new_address(tmp_path: Path) -> None:
     first, second = free_port(), free_port()
 
     async def work(doors: Doors) -> None:
-        # a new policy may give the page an address that was the metrics' address before
+        # a new policy may give the page the address that the metrics had before
         (await doors.prepare(policy(page=first, figures=second)))(True)
         assert b"text/html" in await say(get("/"), first)
         assert status(await say(get("/"), second)) == 404
@@ -308,8 +308,8 @@ HEADS = (
     )
 )
 def test_any_request_of_a_peer_is_answered_or_refused(head: bytes) -> None:
-    """For any request the server raises no exception, and does not serve the page under another
-    host's name.
+    """For any request the server raises no exception, and it does not serve the page under the name of
+    another host.
     """
 
     async def page() -> http.Response:
@@ -349,7 +349,7 @@ def test_each_kind_of_unusable_address_has_its_own_hint(
     ("value", "status"), [("\t" * 1_000_000 + "x y", 421), ("\t localhost \t", 404), ("local host", 421)]
 )
 def test_a_host_header_of_any_form_is_parsed_in_linear_time(value: str, status: int) -> None:
-    """An attack: a search that goes back in the header's tabs takes hours for a million of them."""
+    """An attack: a search with backtracking over a million tabs in the header takes hours."""
     server = http.Server({}, only_loopback=True)
     head = f"GET / HTTP/1.1\r\nHost:{value}\r\n\r\n".encode()
     assert asyncio.run(server.answer(head, 0)).status == status
