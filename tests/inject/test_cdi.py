@@ -1,4 +1,4 @@
-"""CDI specs: accepted by runtimes, and written completely or not at all."""
+"""CDI specs are accepted by container runtimes, and are written completely or not at all."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_a_written_cdi_spec_contains_the_edits_of_the_allocation(tmp_path: Path)
         "major": 195,
         "minor": 0,
     }
-    # the absent device node is left out: a runtime refuses a container if a device node is missing
+    # the absent device node is left out, because a runtime refuses a container if a device node is missing
     assert len(edits["deviceNodes"]) == 1
     assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
     assert path.stat().st_mode & 0o777 == 0o644
@@ -65,7 +65,7 @@ HOSTILE = ('"}]}', "\x1b]0;x\x07", "a\nb", "\u202e", "{{x}}", "$(x)")
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_from_a_tenant_cannot_add_anything_to_a_cdi_spec(tmp_path: Path, text: str) -> None:
-    """The tenant's text is in the label of the request, and in an environment variable of the edits."""
+    """The tenant's text is in the label of the request and in an environment variable of the edits."""
     held = allocation("a1")
     asked = replace(held.request, label=text)
     edits = Edits(env=(("VGPU_ALLOCATION", "a1"), ("LABEL", text)))
@@ -87,7 +87,7 @@ def test_a_cdi_spec_that_is_listed_can_be_removed(tmp_path: Path) -> None:
 
 
 def test_a_refused_cdi_spec_leaves_no_file(tmp_path: Path) -> None:
-    """Container runtimes read each file with the suffix .json of the folder."""
+    """Container runtimes read each file in the folder whose suffix is .json."""
     bad = replace(allocation(), edits=Edits())
     with pytest.raises(VgpuError) as refused:
         cdi.write_spec(tmp_path, bad)

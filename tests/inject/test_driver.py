@@ -1,4 +1,4 @@
-"""The driver's files, found in prepared folders and through a replacement of NVIDIA's tool."""
+"""The files of the driver, found in prepared folders and through a stand-in for nvidia-ctk."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,9 @@ VERSION = "580.159.04"
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver's folder as a package installs it, first in the loader's path, without NVIDIA's tools."""
+    """The driver's folder as a package installs it. It is the first in the loader's path, and NVIDIA's tools
+    are absent.
+    """
     folder = tmp_path / "lib"
     folder.mkdir()
     for name in ("libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"):
@@ -27,7 +29,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def by_name(found: DriverFiles) -> dict[str, str]:
-    """Host file name -> container file name, both without folders."""
+    """The name of each file on the host, and its name in the container, both without folders."""
     return {Path(m.container_path).name: Path(m.host_path).name for m in found.mounts}
 
 
@@ -110,7 +112,7 @@ def test_driver_files_are_taken_from_nvidia_ctk_where_it_is_installed(
     assert found.by_toolkit and found.own_folder is None
     assert by_name(found) == {
         f"libcuda.so.{VERSION}": f"libcuda.so.{VERSION}"
-    }  # the toolkit's mounts of MPS pipes are dropped, because vgpud mounts its own
+    }  # the mounts of MPS pipes that the toolkit lists are dropped, because vgpud mounts its own
     assert list(found.hooks) == [hook]
 
 
@@ -118,7 +120,7 @@ def test_driver_files_are_taken_from_nvidia_ctk_where_it_is_installed(
 def test_nvidia_ctk_looks_below_the_hosts_root(
     libraries: Path, tmp_path: Path, root: str, option: list[str]
 ) -> None:
-    """A container of a simulated node gets no files of the driver that the machine may have."""
+    """A container of a simulated node must get no files of the driver that the machine may have."""
     toolkit(tmp_path, '{"containerEdits": {}}')
     assert find_driver(Path(root)).by_toolkit
     assert (tmp_path / "words").read_text().split()[3:] == ["--format=json", *option]

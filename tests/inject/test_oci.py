@@ -1,4 +1,4 @@
-"""Edits of config.json: which entries are added, in which order, and that the rest stays as it was."""
+"""Edits of an OCI config.json: which entries are added, in which order, and that the rest stays as it was."""
 
 import copy
 from pathlib import Path
@@ -35,13 +35,13 @@ def test_an_oci_config_gets_environment_mounts_and_devices() -> None:
     assert after["process"]["env"] == ["PATH=/bin", "LD_PRELOAD=/image/own.so", "CUDA_VISIBLE_DEVICES=GPU-1"]
     (device,) = after["linux"]["devices"]
     assert (device["path"], device["type"], device["major"], device["minor"]) == ("/dev/nvidia0", "c", 195, 0)
-    # the rule that denies all devices stays before the rules that allow vgpud's
+    # the rule that denies all devices stays before the rules that allow vgpud's devices
     assert [rule["allow"] for rule in after["linux"]["resources"]["devices"]] == [False, True]
     assert after["annotations"] == {"vgpud.io/prepared": "a1"}
 
 
 def test_added_mounts_come_last_and_outer_ones_before_inner_ones() -> None:
-    """A tmpfs on /run must not hide the mounts, nor the lease's folder its usage file."""
+    """A tmpfs on /run must not hide the mounts, and the folder of the lease must not hide its usage file."""
     places = [m["destination"] for m in edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)["mounts"]]
     assert places == ["/run", "/run/vgpu/lease", "/run/vgpu/lease/usage"]
 
@@ -53,7 +53,8 @@ def test_hooks_are_added_after_existing_ones() -> None:
     assert after["poststop"][1]["args"][-2:] == ["end", "a1"]
     toolkit, ours = after["createContainer"]
     assert toolkit == {"path": "/usr/bin/nvidia-cdi-hook", "args": ["x"]}
-    # vgpud's hook adds the folder of its libraries to the loader's path; the toolkit's hook adds its own
+    # the hook of vgpud adds the folder of its libraries to the loader's path, and the toolkit's hook adds its
+    # own
     assert ours["args"][2:] == ["container", "--preload=/run/vgpu/libvgpu.so", "--libraries=/usr/lib64"]
 
 

@@ -1,4 +1,6 @@
-"""Specs of every shape are valid by the schema, and leave the container's own files unchanged."""
+"""CDI specs of every shape are valid by the schema, and leave the files of the container's image
+unchanged.
+"""
 
 import asyncio
 import json
@@ -63,7 +65,7 @@ def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> lis
 
 
 def test_the_cdi_spec_preloads_libvgpu_by_a_hook_that_keeps_the_images_own_preloads() -> None:
-    """A hook adds the library to the image's preloads, which LD_PRELOAD would replace."""
+    """LD_PRELOAD would replace the image's own preloads. The hook adds libvgpu to them."""
     (device,) = cdi.build_spec(held(PRELOAD), DriverFiles(), HOOK)["devices"]
     assert device["containerEdits"]["env"] == ["A=1"]
     (hook,) = hooks_of(PRELOAD, DriverFiles(), HOOK)
@@ -77,8 +79,8 @@ def test_the_cdi_spec_preloads_libvgpu_by_a_hook_that_keeps_the_images_own_prelo
 
 
 def test_hooks_in_a_cdi_spec_have_an_environment_of_their_own() -> None:
-    """runc gives a hook without an environment the container's: the image's LD_PRELOAD would be loaded as
-    root on the host.
+    """runc gives a hook without an environment that of the container. Then the image's LD_PRELOAD would be
+    loaded as root on the host.
     """
     for hook in hooks_of(PRELOAD, DriverFiles(), HOOK):
         assert hook["env"] and not any(str(e).startswith("LD_") for e in hook["env"])

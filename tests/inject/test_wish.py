@@ -55,7 +55,7 @@ def test_every_request_key_is_read_from_annotations_and_environment() -> None:
         container({"vgpud.io/label": "no more than a name"}),
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
         container(env=["VGPU_COUNT=0"]),
-        # a container that names an allocation requests that allocation's CDI device
+        # a container that names an allocation already has that allocation by its CDI device
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
         | {"linux": {"devices": [{"path": "/dev/nvidia0"}]}},
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"])
@@ -83,8 +83,8 @@ def test_a_containers_state_names_its_pod() -> None:
 
 @pytest.mark.parametrize("environment", [False, True])
 def test_variables_of_an_image_neither_add_to_annotations_nor_cancel_them(environment: bool) -> None:
-    """An attack: with ENV VGPU_ALLOCATION in its image, a container started without the operator's limit. The
-    operator may also have given it a device node.
+    """An attack: the image sets ENV VGPU_ALLOCATION, so that its container starts without the operator's
+    limit, perhaps with a device node from the operator.
     """
     image = ["VGPU_MEMORY=100GiB", "VGPU_CORES=30", "VGPU_ALLOCATION=x"]
     for more in ({}, {"linux": {"devices": [{"path": "/dev/nvidia0"}]}}):
@@ -94,7 +94,9 @@ def test_variables_of_an_image_neither_add_to_annotations_nor_cancel_them(enviro
 
 
 def test_the_variable_vgpu_allocation_counts_only_beside_a_lease_or_a_device_node() -> None:
-    """An image can set it. A container of a pod would then run without a slice and without an error."""
+    """An image can set the variable. A container of a pod would then run without a slice and without an
+    error.
+    """
     config = container(env=["VGPU_MEMORY=1GiB", "VGPU_ALLOCATION=x"])
     assert wish_of(config, environment=True) == Wish(memory_bytes=GIB)
     pod = container({"io.kubernetes.cri.container-type": "container"}, ["VGPU_ALLOCATION=x"])
@@ -122,7 +124,7 @@ def test_the_variable_vgpu_allocation_counts_only_beside_a_lease_or_a_device_nod
 def test_the_memory_limit_variable_of_nvidias_container_toolkit_counts_as_a_request(
     variables: list[str], gib: int
 ) -> None:
-    """A number is in MiB, as the toolkit's CDI hook apply-cuda-memory-limits reads it."""
+    """A number without a unit is in MiB, as the toolkit's CDI hook apply-cuda-memory-limits reads it."""
     config = container(env=variables)
     assert wish_of(config, environment=True) == Wish(memory_bytes=gib * GIB)
     assert wish_of(config) is None
@@ -221,8 +223,8 @@ def test_a_user_namespace_that_maps_all_ids_keeps_the_uid() -> None:
 
 
 def test_the_refusal_of_an_annotation_with_a_very_long_name_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name has as many characters as a config.json has room for. The sentence and the time to find a
-    similar key are bounded.
+    """The name may be as long as a config.json allows. The sentence, and the time to find a similar key, are
+    bounded.
     """
     compared: list[str] = []
 
