@@ -1,1 +1,1 @@
-"""Tests of the ledger: which acknowledged writes survive a kill, a power cut and a full disk."""
+"""Tests of the ledger: acknowledged writes survive a kill, a power cut and a full disk."""

@@ -19,7 +19,9 @@ def say(verb: str, number: int) -> None:
 
 
 async def life(ledger: Ledger, number: int) -> None:
-    """The writes of one allocation. Every third allocation stays active, and every third stays in release."""
+    """Makes the writes of one allocation. Every third allocation stays active, and every third stays in
+    release.
+    """
     await ledger.intent(allocation(number))
     say("intent", number)
     await ledger.rows[RowTable.ORIGINALS].put((f"GPU-{number}", "mode", "default"))

@@ -1,4 +1,4 @@
-"""Allocations to write: simple ones by number, and random ones that the model allows."""
+"""Allocations for tests of the ledger: simple ones by number, and random ones that the model allows."""
 
 from dataclasses import replace
 from pathlib import Path

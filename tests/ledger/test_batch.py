@@ -1,4 +1,4 @@
-"""Group commit: one transaction for many writes, with a result for each."""
+"""Group commit of the ledger: one transaction for many writes, with a result for each write."""
 
 import asyncio
 import sqlite3
@@ -19,7 +19,7 @@ from vgpud.model.event import EventKind
 
 
 class Bench:
-    """A committer without its thread, and the SQL that it executes."""
+    """A committer without its thread. It records the SQL statements that it executes."""
 
     def __init__(self, folder: Path) -> None:
         self.connection = files.connect(ledger_path(folder))
@@ -66,7 +66,7 @@ def test_a_refused_write_does_not_fail_the_other_writes_of_its_batch(bench: Benc
     jobs = [bench.intent(0), bench.intent(3, request=0), bench.intent(1, request=0)]
     bench.committer.run(jobs)
     assert [type(job.error) for job in jobs] == [type(None), VgpuError, type(None)]
-    # the second job is refused, because another owner has its request id; the third is written
+    # the second write is refused, because another owner has its request id; the third is written
     assert bench.ids() == ["a0", "a1"]
     assert bench.count("COMMIT") == 1
 
@@ -91,9 +91,7 @@ def test_a_write_that_raises_midway_leaves_no_row(bench: Bench) -> None:
 
 
 def test_each_write_of_a_transaction_that_sqlite_rolled_back_is_retried_alone(bench: Bench) -> None:
-    """On some errors SQLite itself rolls back all writes of the transaction. Each of them is then tried
-    alone.
-    """
+    """After some errors SQLite itself rolls back all writes of the transaction."""
 
     def lose(tables: Tables) -> None:
         bench.connection.execute("ROLLBACK")
@@ -134,7 +132,7 @@ def test_revisions_of_a_transaction_that_failed_are_used_again(bench: Bench) -> 
 
 
 def test_the_oldest_events_of_the_user_with_the_most_events_are_removed_first(bench: Bench) -> None:
-    """20 events are kept here, of which the newest 8 stay for watchers."""
+    """Here 20 events are kept. The newest 8 of all are never removed, because watchers may need them."""
     tables = bench.committer.tables
     for user, count in ((0, 2), (1000, 9), (1001, 30)):
         for _ in range(count):
@@ -143,7 +141,7 @@ def test_the_oldest_events_of_the_user_with_the_most_events_are_removed_first(be
     assert [len(tables.last_events(100, user)) for user in (0, 1000, 1001)] == [2, 5, 13]
     assert [one.revision for one in tables.last_events(100, 1000)] == [7, 8, 9, 10, 11]
     assert [one.revision for one in tables.events_after(28, 100)] == list(range(29, 42))
-    with pytest.raises(VgpuError) as caught:  # events that a watcher from there would miss are deleted
+    with pytest.raises(VgpuError) as caught:  # events that a watcher from this revision needs are deleted
         tables.events_after(27, 100)
     assert caught.value.code is ErrorCode.BAD_REVISION
     tables.prune(keep=18, newest=8)
@@ -166,7 +164,9 @@ def test_a_batch_of_writes_has_the_durability_of_its_strictest_write(bench: Benc
 
 
 def test_the_number_of_revisions_not_yet_synced_to_disk_is_bounded(bench: Bench) -> None:
-    """A new boot skips more revisions than a power cut can take, which are bounded."""
+    """After a reboot vgpud skips a constant number of revisions. It must be more than a power cut can
+    lose.
+    """
 
     def note(tables: Tables) -> None:
         tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
@@ -210,8 +210,8 @@ def test_a_cancelled_caller_does_not_disturb_other_callers_of_its_batch(tmp_path
 def test_a_failure_of_the_ledgers_writer_thread_gives_every_waiting_caller_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rollback fails as well, or there is no memory: the waiting callers get an error, and later callers
-    are served.
+    """Either the rollback fails too, or there is no memory. The waiting callers get an error, and later
+    callers are served.
     """
 
     async def work() -> None:
@@ -231,8 +231,8 @@ def test_a_failure_of_the_ledgers_writer_thread_gives_every_waiting_caller_an_er
 
 
 def test_a_large_batch_needs_no_folder_for_temporary_files(bench: Bench) -> None:
-    """Under ProtectSystem=strict no folder for temporary files is writable. The names of SQLite's temporary
-    files begin with etilqs until they are removed.
+    """Under ProtectSystem=strict no folder for temporary files is writable. SQLite's temporary files have
+    names that begin with etilqs.
     """
     bench.committer.run([bench.intent(number) for number in range(64)])
     seen: set[str] = set()

@@ -1,4 +1,6 @@
-"""JSON of the model: written values are read back unchanged, and nothing else is accepted."""
+"""The JSON of the model in ledger rows: written values are read back unchanged, and nothing else is
+accepted.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -34,8 +36,8 @@ def test_an_allocation_written_to_a_ledger_row_is_read_back(sample: Allocation) 
 
 
 def test_a_row_holds_every_field_of_an_allocation() -> None:
-    """Every field of the model has a place in a row: a field without one would be lost at a restart."""
-    # these columns are copies of fields, for SQL queries
+    """A field without a place in the row would be lost at a restart."""
+    # these columns repeat fields, for SQL queries
     columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}
     assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
 
@@ -66,12 +68,12 @@ def test_a_row_of_version_1_is_read() -> None:
 
 
 def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
-    """A new field at the end of a dataclass needs no migration: older rows take its default."""
+    """A new field at the end of a dataclass needs no migration, because older rows take its default."""
     assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
 
 
 def test_suspended_processes_recorded_by_earlier_versions_are_read() -> None:
-    """Earlier versions recorded neither the way of suspension nor the device of the save."""
+    """Earlier versions recorded neither how a process was suspended nor on which device it was saved."""
     row = encode_allocation(allocation(1, State.SUSPENDED, suspended=(SuspendedProcess(7, 11, 13),)))
     assert row.suspended == '[[7,11,13,"checkpoint",0,""]]'
     for old, way, stays in (("[[7,11,13]]", Way.CHECKPOINT, 0), ('[[7,11,13,"swap",5]]', Way.SWAP, 5)):
@@ -111,7 +113,8 @@ def test_a_row_in_another_form_is_reported_as_corrupt(
     damage: Callable[[AllocationRow], AllocationRow],
 ) -> None:
     row = encode_allocation(active(allocation(3)))
-    decode_allocation(row)  # this call also fills the cache of rows, which must not accept a damaged row
+    # this call also puts the row into the decoder's cache, which must not accept a damaged row
+    decode_allocation(row)
     damaged = damage(row)
     assert damaged != row
     with pytest.raises(VgpuError, match="allocation 'a3' in the ledger cannot be read") as caught:
@@ -120,7 +123,7 @@ def test_a_row_in_another_form_is_reported_as_corrupt(
 
 
 def wrong(model: Any, **values: Any) -> Any:
-    """Returns a copy of the model with values that checked code could not produce."""
+    """Returns a copy of the model with values that type-checked code could not produce."""
     return replace(model, **values)
 
 

@@ -26,7 +26,9 @@ REACHED: dict[str, set[State | None]] = {
 
 
 def churn(path: Path, first: int, writers: int, lines: int, environment: dict[str, str]) -> dict[int, str]:
-    """Kills a writer after this many acknowledgements. Returns the last acknowledged verb of each number."""
+    """Runs a writer and kills it after this many acknowledgements. Returns the last acknowledged verb of each
+    number.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ledger.churn", str(path), str(first), str(writers)],
         stdout=subprocess.PIPE,
@@ -71,16 +73,17 @@ def test_a_kill_loses_no_acknowledged_write(tmp_path: Path, writers: int) -> Non
         revision = state.revision
 
 
-SHIM = TEST_BUILD / "libsynced.so"  # a preloaded library that records the log's length at each sync
+# a preloaded library that records the length of the write-ahead log at each sync
+SHIM = TEST_BUILD / "libsynced.so"
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
 def test_a_power_cut_loses_only_writes_that_finish_an_operation(tmp_path: Path, lines: int) -> None:
-    """After a power cut only writes that finish an operation (commit, forget) may be missing. The test cuts
-    the log to its length at the last sync.
+    """After a power cut only writes that finish an operation (commit, forget) may be missing.
 
-    There is one writer, because an intent of another writer would sync this writer's commits too. It makes
-    few writes, so SQLite does not begin the log anew.
+    The test cuts the write-ahead log to its length at the last sync. There is one writer, because an intent
+    of another writer would also sync this writer's commits. It makes few writes, so SQLite does not begin the
+    log anew.
     """
     path = ledger_path(tmp_path)
     synced = tmp_path / "synced"
@@ -93,7 +96,7 @@ def test_a_power_cut_loses_only_writes_that_finish_an_operation(tmp_path: Path, 
     state, originals = reopened(path)
     found = {a.id: a.state for a in state.allocations}
     for number, verb in last.items():
-        # a finishing write (commit, forget) may be lost; the ledger then has the durable write before it
+        # a write that finishes an operation may be lost; then the ledger has the durable write before it
         durable = {"commit": "original", "forget": "release"}.get(verb, verb)
         assert found.get(f"a{number}") in REACHED[durable], (number, verb)
         assert verb == "intent" or f"GPU-{number}" in originals
@@ -102,7 +105,7 @@ def test_a_power_cut_loses_only_writes_that_finish_an_operation(tmp_path: Path, 
 def test_intents_are_synced_to_disk_and_writes_that_finish_an_operation_are_not(tmp_path: Path) -> None:
     synced = tmp_path / "synced"
     last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
-    # number of durable writes: intent, original and release
+    # the number of durable writes: intent, original and release
     durable = sum(n % 3 != 0 for n in last) + 2 * len(last)
     count = len(synced.read_text().split())
     assert durable - 3 <= count <= durable + 3, "at the start and at the cut, one or two more or less"

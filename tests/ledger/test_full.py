@@ -1,4 +1,4 @@
-"""A full state directory, on a file system of its own."""
+"""The ledger with a full state directory, on a file system of its own."""
 
 import asyncio
 import subprocess

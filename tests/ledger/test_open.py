@@ -1,4 +1,4 @@
-"""Opening a ledger: only one process holds it, and a file that is damaged or of an unknown version is left
+"""Opening a ledger: only one process holds it, and a file that is damaged or has an unknown version is left
 unchanged.
 """
 
@@ -46,9 +46,7 @@ def leave_as_a_crash_does(path: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Returns hashes of all files except the lock file, which has the pid of the last process that tried to
-    lock it.
-    """
+    """Returns hashes of all files except the lock file, which changes with each attempt to lock it."""
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in folder.iterdir()
@@ -112,7 +110,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         assert error.code is ErrorCode.LEDGER_LOCKED
         assert f"process {holder.pid}" in error.sentence
         holder.kill()
-    fill(path)  # the kernel drops the lock when its process ends
+    fill(path)  # the kernel has released the lock at the end of the process
 
 
 def test_a_ledger_that_is_refused_at_the_start_is_left_unlocked(tmp_path: Path) -> None:
@@ -280,9 +278,7 @@ def test_a_migration_that_fails_leaves_the_old_version_of_the_ledger(tmp_path: P
 
 @pytest.fixture
 def read_only_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that this process can only read. A test run by root takes another user's permissions
-    for this.
-    """
+    """A folder that this process can only read. A test run by root switches to another user for this."""
     folder = tmp_path / "state"
     folder.mkdir()
     fill(ledger_path(folder))

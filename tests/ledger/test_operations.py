@@ -1,4 +1,4 @@
-"""What each call writes to the tables, as a second start reads it."""
+"""Each call of the ledger, and the rows that a second start reads after it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -217,7 +217,7 @@ def test_a_call_on_a_closed_ledger_is_an_error(tmp_path: Path) -> None:
         pending = asyncio.ensure_future(ledger.intent(allocation(1)))
         await asyncio.sleep(0)
         await ledger.close()
-        await pending  # close() has waited for the write that was requested before it
+        await pending  # close() has waited for the write that was requested before
         await ledger.close()
         with pytest.raises(VgpuError) as caught:
             await ledger.load()

@@ -1,4 +1,4 @@
-"""Changes of rows are written in their order, also by cancelled calls."""
+"""Changes of rows are written in their order, even those of cancelled calls."""
 
 import asyncio
 

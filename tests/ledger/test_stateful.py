@@ -1,4 +1,4 @@
-"""Any sequence of calls and restarts, compared with a dictionary."""
+"""Random sequences of calls and restarts of the ledger, compared with a dictionary."""
 
 import asyncio
 import tempfile
