@@ -17,5 +17,5 @@ def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
 
 @pytest.fixture
 def node(make_node: NodeMaker) -> DemoNode:
-    """Eight simulated H200 with policy auto; not started."""
+    """A node with eight simulated H200 and mode auto. It is not started."""
     return make_node()

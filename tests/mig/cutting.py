@@ -1,5 +1,5 @@
-"""Runs MIG layouts within the test's process, on a simulated device that can be cut at any point, as kill -9
-would cut the daemon.
+"""Runs MIG layouts within the test's process, on a fake device. The daemon can be cut at any point, as kill
+-9 would cut it.
 
 The device and the durable records survive a cut. Everything else is made anew.
 """
@@ -58,7 +58,7 @@ def whole_of(key: SlotKey) -> SlotKey:
 
 
 class WithoutThreads(asyncio.SelectorEventLoop):
-    """An event loop that runs executor jobs at once, for fakes that do not block."""
+    """An event loop that runs executor jobs in its own thread, for fakes that do not block."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -77,13 +77,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 class Cut(BaseException):
-    """Raised at a cut, as kill -9. It is no Exception, so vgpud's code does not catch it."""
+    """Raised where the daemon is cut, in place of kill -9. It is no Exception, so vgpud's code does not catch
+    it.
+    """
 
 
 @dataclass
 class Scissors:
-    """Counts the points at which the daemon may be cut, and cuts it at point number `at`. None: never
-    cuts.
+    """Counts the points at which the daemon may be cut, and cuts it at point number `at`. With None it cuts
+    nowhere.
     """
 
     at: int | None = None
@@ -97,7 +99,7 @@ class Scissors:
 
 @dataclass
 class Card:
-    """A device with the NVML functions that vgpud uses. A GPU instance may lack its compute instance."""
+    """A fake device with the NVML functions that vgpud uses. A GPU instance may lack its compute instance."""
 
     mode: bool = False
     instances: dict[int, GpuInstance] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class Card:
         number, slices = self.made, profile_of(key).slice_count
         self.instances[number] = GpuInstance(number, profile_id, placement, (), slices)
         self.touched.append(key)
-        # the daemon may be cut after the GPU instance is made and before its compute instance is made
+        # the daemon may be cut when the GPU instance is made and its compute instance is not
         self.scissors.point()
         if whole:
             self._add(number, whole_of(key))
@@ -201,8 +203,7 @@ class Card:
             raise VgpuError(ErrorCode.DEVICE_IN_USE, "the device is in use", "")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
-        # the daemon may be cut after the compute instance is destroyed and before its GPU instance is
-        # destroyed
+        # the daemon may be cut when the compute instance is destroyed and its GPU instance is not
         self.scissors.point()
         del self.instances[gpu_instance_id]
         self.touched.append(key)
@@ -217,7 +218,7 @@ class Card:
             self._add(self.made, whole_of(key))
 
     def place_parts(self, key: SlotKey, parts: Iterable[SlotKey]) -> None:
-        """Puts a divided GPU instance on the device. No point of `scissors` is passed, as in `place`."""
+        """Puts a divided GPU instance on the device, without a point of `scissors`."""
         self.mode = True
         self.made += 1
         self.instances[self.made] = GpuInstance(self.made, *key, (), profile_of(key).slice_count)
@@ -295,7 +296,7 @@ class NoLedger:
 
 
 class Node1:
-    """The MIG parts of a daemon that has just started, with this device and these records."""
+    """The MIG parts of a daemon that has just started, with a given device and given records."""
 
     def __init__(self, card: Card, disk: Disk, rule: dict[str, Any] | None = None) -> None:
         self.card, self.disk, self.book = card, disk, Book()
@@ -320,7 +321,7 @@ class Node1:
         return self.layouts.pools.wish(device_uuid)
 
     def start(self) -> None:
-        """The MIG part of a start of vgpud without allocations: see node/recover.py."""
+        """Does the MIG part of vgpud's start without allocations (see node/recover.py)."""
         run(self._start())
 
     async def _start(self) -> None:
@@ -347,10 +348,9 @@ def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
 def cut_at_each_point(
     laid_out: tuple[Card, Disk], words: Iterable[str], draw: Random
 ) -> Iterator[tuple[int, Card, Disk]]:
-    """Applies a layout and cuts vgpud at the plan's first point; then, on a new device, at the second, and so
-    on to the last. Yields the state after each cut.
-
-    After each cut vgpud starts. That start is also cut at a random point, and then vgpud starts again.
+    """Applies a layout and cuts vgpud at the plan's first point. Then does the same on a new device at the
+    second point, and so on to the last. Yields the state after each cut and the start that follows it. That
+    start is also cut at a random point, and then vgpud starts again.
     """
     for at in count(1):
         card, disk = deepcopy(laid_out)
@@ -360,7 +360,7 @@ def cut_at_each_point(
         except Cut:
             pass
         else:
-            return  # the plan has fewer points: it has run to its end
+            return  # the plan has fewer points, so it has run to its end
         cut(card, disk, draw.randint(1, 12))
         try:
             Node1(card, disk).start()

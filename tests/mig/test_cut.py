@@ -1,4 +1,6 @@
-"""Layouts cut by kill -9 at every point: the next start completes the new layout or restores the old one."""
+"""Changes of MIG layouts are cut by kill -9 at every point. The next start completes the new layout or
+restores the old one.
+"""
 
 import random
 
@@ -32,7 +34,9 @@ def laid_out(state: int) -> tuple[Card, Disk]:
 
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_a_layout_change_cut_at_any_point_converges_at_the_next_start(seed: int) -> None:
-    """Changes one random layout into another and cuts at each point in turn. The next start is cut, too."""
+    """Changes one random layout into another, cut at each point in turn. The start that follows is cut,
+    too.
+    """
     draw = random.Random(seed)
     before, after = draw.choice(STATES), draw.choice(STATES)
     card, disk = laid_out(before)
@@ -118,9 +122,7 @@ def test_the_start_of_vgpud_drops_the_record_of_a_mig_instance_that_is_gone() ->
 
 
 def test_reconciliation_with_an_older_snapshot_keeps_an_instance_that_was_just_allocated() -> None:
-    """Reconciliation also runs while requests are served, so its snapshot may be older than an
-    allocation.
-    """
+    """vgpud also reconciles while it serves requests, so the snapshot may be older than an allocation."""
     card, disk = Card(mode=True), Disk()
     node = Node1(card, disk)
     key = next(key for key in TABLE.number if key[0] == 19)

@@ -1,4 +1,6 @@
-"""kill -9 of the real daemon in the middle of a layout, and of a request that moves idle instances."""
+"""kill -9 of the real daemon in the middle of a change of MIG layout, and of a request that moves idle
+instances.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Layouts with the whole daemon, on a simulated node."""
+"""MIG layouts with a whole vgpud on a simulated node."""
 
 import subprocess
 from pathlib import Path
@@ -304,7 +304,7 @@ def capability_nodes(node: DemoNode, allocation: str) -> set[str]:
 def test_edits_have_the_two_capability_nodes_of_the_instance_also_after_it_is_made_again(
     node: DemoNode,
 ) -> None:
-    """After a reboot instances have other ids. The device nodes of the old ids might belong to another
+    """After a reboot instances have other ids. The device nodes of the old ids might then belong to another
     tenant's instance.
     """
     node.start()
@@ -405,7 +405,9 @@ def test_mig_mode_disabled_by_hand_is_enabled_again(node: DemoNode) -> None:
 def test_every_card_of_a_node_can_be_given_each_of_its_mig_profiles(
     make_node: NodeMaker, profile: str
 ) -> None:
-    """Placements come from the driver's lists, for cards of 7 and 4 slices, with +me and other variants."""
+    """The placements come from the driver's lists, for cards of 7 and 4 slices, with +me and other
+    variants.
+    """
     node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
     tools = node.folder / "tools"
     tools.mkdir()

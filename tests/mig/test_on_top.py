@@ -1,6 +1,4 @@
-"""Several tenants in one MIG instance, by modes preload and mps, with the whole daemon on a simulated
-node.
-"""
+"""Several tenants in one MIG instance, in modes preload and mps, with a whole vgpud on a simulated node."""
 
 import contextlib
 import os

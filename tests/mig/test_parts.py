@@ -1,4 +1,4 @@
-"""Several compute instances in one GPU instance, with the whole daemon on a simulated node."""
+"""Several compute instances in one GPU instance, with a whole vgpud on a simulated node."""
 
 import subprocess
 from pathlib import Path
@@ -19,7 +19,7 @@ ON_TOP = 'version = 1\n[[device]]\nmode = "mig"\nmig.on_top = ["preload", "mps"]
 
 
 def parts(node: DemoNode, index: int = 0) -> list[str]:
-    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every compute instance that is part of a GPU instance."""
+    """PROFILE@MEMORY SLICE/COMPUTE SLICE of every compute instance that is part of a divided GPU instance."""
     return sorted(
         f"{i.profile_name}@{i.placement.start}/{i.compute_placement.start}"
         for i in device(node, index).instances
@@ -32,9 +32,7 @@ def nodes_of(held: pb.Allocation) -> list[str]:
 
 
 def test_compute_instances_are_made_and_destroyed_with_their_tenants(node: DemoNode) -> None:
-    """Three compute instances in one GPU instance, each with its own UUID and exactly two capability
-    nodes.
-    """
+    """Three compute instances in one GPU instance have a UUID and exactly two capability nodes each."""
     node.start()
     held = [allocate(node, "1c.3g.71gb") for _ in range(3)]
     migs = [one.slices[0].mig for one in held]
@@ -144,7 +142,7 @@ def test_a_layout_change_killed_after_a_step_is_finished_by_the_next_start(
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
 def test_compute_instances_made_outside_vgpud_are_kept(make_node: NodeMaker, foreign: str) -> None:
-    """An administrator makes compute instances: in a GPU instance of the administrator, and in one that vgpud
+    """An administrator makes compute instances, in a GPU instance of the administrator and in one that vgpud
     made.
     """
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
@@ -260,7 +258,7 @@ def test_a_policy_makes_compute_instances_before_any_door_opens(make_node: NodeM
 
 @needs("debian-archive")
 def test_nvidia_smi_lists_the_compute_instances_that_vgpud_makes(node: DemoNode) -> None:
-    """nvidia-smi lists vgpud's instances. vgpud treats instances that nvidia-smi makes as made by others."""
+    """vgpud treats instances that nvidia-smi makes as made by others."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)
     if program is None:

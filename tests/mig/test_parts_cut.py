@@ -1,4 +1,6 @@
-"""Layouts that divide GPU instances, killed at every point. Instances of others are never changed."""
+"""Changes of layouts that divide GPU instances, killed at every point. Instances made by others are never
+changed.
+"""
 
 import random
 from collections.abc import Callable
@@ -55,8 +57,8 @@ def check_records(card: Card, disk: Disk) -> None:
 
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_a_change_of_compute_instances_cut_at_any_point_converges_at_the_next_start(seed: int) -> None:
-    """Changes one random layout into another, interrupted at each point in turn, and interrupts the start
-    that follows.
+    """Changes one random layout into another, cut at each point in turn. The start that follows is cut,
+    too.
     """
     draw = random.Random(seed)
     before, after = drawn(draw), drawn(draw)
@@ -74,7 +76,7 @@ def test_a_change_of_compute_instances_cut_at_any_point_converges_at_the_next_st
 
 
 def test_a_change_of_layout_touches_only_the_compute_instances_that_differ() -> None:
-    """GPU instances that stay divided are kept, and so are the parts that both layouts have."""
+    """GPU instances that stay divided are kept, and so are compute instances that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):
         before, after = drawn(draw), drawn(draw)
@@ -90,7 +92,7 @@ def test_a_change_of_layout_touches_only_the_compute_instances_that_differ() -> 
 
 
 def test_a_change_of_layout_keeps_as_many_compute_instances_as_possible() -> None:
-    """Changes 2c and 1c in a 4g into 1c and 1c. Only the 2c is replaced."""
+    """A 4g instance is divided into 2c and 1c, and then into 1c and 1c. Only the 2c is replaced."""
     card, disk = laid_out(("2c.4g.71gb@0", "1c.4g.71gb@0"))
     Node1(card, disk).apply("1c.4g.71gb@0", "1c.4g.71gb@0")
     assert sorted(part[1].size for _, part in card.touched_parts) == [1, 2]
@@ -200,8 +202,8 @@ def detach(node: Node1, allocation: Allocation) -> None:
 def test_an_attach_or_detach_of_a_compute_instance_that_is_cut_anywhere_leaves_nothing_behind(
     act: Act, beside: bool
 ) -> None:
-    """The attach or the detach of a tenant is cut at each point. The next start undoes the attach and
-    finishes the detach, so both leave nothing. The other tenant keeps running.
+    """The attach or the detach of a tenant is cut at each point. The next start undoes the attach, or
+    completes the detach, so nothing is left. The other tenant keeps running.
     """
     one, other = tenant("one", 0), tenant("other", 2)
     kept = (other,) if beside else ()

@@ -1,4 +1,4 @@
-"""The MIG tests' requests to the daemon, and changes that bypass it."""
+"""Requests of the MIG tests to the daemon, and changes that bypass it."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
 
 
 def nvml(node: DemoNode, code: str) -> str:
-    """Runs Python with NVML on the node, as an administrator would; `h` is device 0."""
+    """Runs Python with NVML on the node, as an administrator could. In `code`, `h` is device 0."""
     head = "import ctypes, pynvml as n\nn.nvmlInit()\nh = n.nvmlDeviceGetHandleByIndex(0)\n"
     done = subprocess.run(
         [sys.executable, "-c", head + code],
