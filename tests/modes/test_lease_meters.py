@@ -1,4 +1,6 @@
-"""The files of a lease's meters are read each time. The meter is rebuilt only if a file changed."""
+"""Meters of leases: the files of a lease are read each time, and the meter is rebuilt only if a file has
+changed.
+"""
 
 import os
 import struct

@@ -1,4 +1,6 @@
-"""The lease of a preload allocation, from the request and the policy, and the watch of the arbiter."""
+"""The limits in the lease of a preload allocation, from its request and the policy, and the watch of the
+arbiter.
+"""
 
 import asyncio
 import socket
@@ -89,7 +91,7 @@ def test_a_listing_of_tenants_waits_only_once_for_an_arbiter_that_hangs(tmp_path
         assert preload.trouble() == ""
         await ask(preload)
         assert "vgpu-arbiter does not answer" in preload.trouble()
-        silent.close()  # an order now would fail with another error
+        silent.close()  # without a process that listens, an order fails with another error
         await ask(preload)
 
     (tmp_path / "arbiter").mkdir()

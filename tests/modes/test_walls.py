@@ -1,4 +1,4 @@
-"""Memory walls: limits that follow from allocations, and the control groups of containers."""
+"""Memory walls: the limits of control groups that follow from allocations, and the groups of containers."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ def test_the_memory_limits_of_a_control_group_are_those_of_its_allocations(
 
 @dataclass
 class Driver:
-    """Replaces NVML: records the limits by device and group."""
+    """Takes the place of NVML, and records the limits by device and control group."""
 
     told: dict[tuple[str, str], int | None] = field(default_factory=dict)
     error: VgpuError | None = None
@@ -93,7 +93,7 @@ class Driver:
 
 @dataclass
 class Container:
-    """A container's control group outside of vgpud's, with a process in it."""
+    """The control group of a container, made outside of vgpud, with a process in it."""
 
     folder: Path
     walls: Walls
@@ -142,7 +142,7 @@ def test_the_control_group_of_a_container_has_the_memory_limit_of_its_allocation
     assert container.limits() == {"GPU-a": 5 * GIB, "GPU-b": GIB}
     assert container.walls.stands("x") and container.walls.stands("y")
     container.drop(second)
-    # the container's slice on this device is gone, so its limit is 0
+    # the container no longer has a slice on this device, so its limit there is 0
     assert container.limits() == {"GPU-a": 2 * GIB, "GPU-b": 0}
     container.end()
     container.drop(first)
@@ -152,9 +152,7 @@ def test_the_control_group_of_a_container_has_the_memory_limit_of_its_allocation
 
 @needs("cgroups")
 def test_the_memory_wall_of_an_ended_container_is_removed(container: Container) -> None:
-    """The wall of an ended container's group is removed. The inode distinguishes the group's folder from a
-    later folder with the same name.
-    """
+    """The inode distinguishes the group's folder from a later folder with the same name."""
     held = container.add("x", part("a", 2))
     container.end()
     container.folder.rmdir()
@@ -176,8 +174,8 @@ def test_an_allocation_has_no_memory_wall_unless_each_of_its_slices_can_have_one
 
 @needs("cgroups")
 def test_all_users_can_read_a_control_group_that_vgpud_makes(container: Container, cgroup: Path) -> None:  # noqa: F811
-    """A tenant's programs look for their limits in the group. The umask is that of vgpud's unit."""
-    here = Lifetime(os.getpid(), 1)  # the start time is another one, so no process is moved
+    """Programs of a tenant look for their limits in the group. The umask is that of vgpud's unit."""
+    here = Lifetime(os.getpid(), 1)  # the start time is that of another process, so no process is moved
     request = Request("x", Owner(0, 0), lifetime=here, own_cgroup=True)
     held = Allocation("x", request, State.ACTIVE, (part("a", 2),))
     before = os.umask(0o077)
