@@ -1,4 +1,6 @@
-"""Control daemons for the tests: NVIDIA's 535 and 550, which start without a GPU, and the simulator's."""
+"""MPS control daemons for the tests: NVIDIA's of branches 535 and 550, which start without a GPU, and the
+simulator's.
+"""
 
 import os
 import signal
@@ -47,7 +49,7 @@ def short_folder() -> Iterator[Path]:
 
 @dataclass
 class Watched:
-    """A supervisor of one daemon, and the reports that it has made."""
+    """A supervisor of one MPS daemon, and the reports that it has made."""
 
     supervisor: Supervisor
     units: ChildUnits
@@ -97,7 +99,7 @@ def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watch
 
 @pytest.fixture
 def real(real_control: str, short_folder: Path) -> Iterator[Watched]:
-    """NVIDIA's daemon under a supervisor. All its processes are stopped after the test."""
+    """NVIDIA's daemon under a supervisor. All processes of the daemon are stopped after the test."""
     made = watched(real_control, short_folder)
     yield made
     stop(made)

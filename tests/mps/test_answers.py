@@ -1,5 +1,5 @@
-"""Parsers, tested with recorded answers (535.309.01, 550.163.01) and documented ones (580 and later), and
-what follows from silence.
+"""Parsers of the MPS control daemon's answers, tested with recorded ones (535.309.01, 550.163.01) and
+documented ones (580 and later), and vgpud's reaction to a silent daemon.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def test_ordinary_answers_of_the_control_daemon_are_not_taken_for_refusals(good:
 
 
 def test_the_control_daemons_list_of_partitions_is_parsed() -> None:
-    """The table of NVIDIA's MPS guide, and the answers that public scripts for CUDA 13.1 read."""
+    """The answers are those of NVIDIA's MPS guide, and those that public scripts for CUDA 13.1 read."""
     table = (
         "GPU           Partition   free   used   free  used  clients\n"
         "                          chunk  chunk  SM    SM\n"
@@ -87,7 +87,7 @@ def test_the_states_of_mps_servers_are_parsed(answer: str, state: str) -> None:
 
 @given(st.integers(1, 10000))
 def test_a_share_is_recognised_in_the_rounded_form_that_mps_prints(hundredths: int) -> None:
-    """MPS daemons of 535 and 550 print one decimal of a share: 33.3 for 33.33, 12.3 for 12.345."""
+    """MPS daemons of branches 535 and 550 print one decimal of a share: 33.3 for 33.33, 12.3 for 12.345."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
     assert not answers.share_agrees(percent, round(percent, 1) + 0.2)
@@ -110,8 +110,8 @@ def test_parsers_survive_any_answer_of_the_control_daemon(text: str) -> None:
 def test_the_maximum_number_of_mps_clients_is_that_of_the_driver(
     capability: tuple[int, int] | None, version: int, limit: int
 ) -> None:
-    """A V100 (7.0) is a Volta device with 48 clients. NVIDIA's device plugin counts it as older
-    (cmd/mps-control-daemon/mps/device.go).
+    """A V100 (compute capability 7.0) is a Volta device with 48 clients. NVIDIA's device plugin counts it as
+    older (cmd/mps-control-daemon/mps/device.go).
     """
     assert Features(version=version).client_limit(capability) == limit
 
@@ -131,7 +131,7 @@ def test_a_silent_mps_daemon_is_reported_once_and_ended_after_its_timeout() -> N
 
 
 class Unit:
-    """A unit that runs until it is stopped. Its watch reports the end before `stop` returns."""
+    """A fake unit that runs until it is stopped. Its watch reports the end before `stop` returns."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
@@ -170,7 +170,7 @@ def test_the_end_of_a_hanging_mps_daemon_is_recorded_after_it_has_happened(
         unit.loop = asyncio.get_running_loop()
         supervisor = Supervisor(cast(Any, charge), cast(Any, unit))
         supervisor.watch()
-        # starts the health check's task, which the report of the daemon's end cancels
+        # starts the task of the health check, which the report of the daemon's end cancels
         supervisor._spawn(supervisor._silent(Verdict.END, "no answer"))
         async with asyncio.timeout(60):
             while "died" not in events:

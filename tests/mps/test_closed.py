@@ -1,4 +1,6 @@
-"""Devices that are closed to a request: the planner's part, and which requests may use an MPS device."""
+"""Devices that are closed to a request: the planner's treatment of them, and the requests that may use an MPS
+device.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

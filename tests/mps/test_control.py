@@ -1,4 +1,6 @@
-"""The MPS protocol against a faulty peer: a stand-in with the special cases that were measured."""
+"""The protocol of the MPS control daemon against a stand-in that has the special cases measured on real
+daemons.
+"""
 
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from vgpud.modes.mps import answers
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.rules import MpsLimits
 
-# answers as nvidia-cuda-mps-control 550 does: a refusal has status 0 and the old value, and GiB are rounded
-# down
+# Answers as nvidia-cuda-mps-control 550 does: a refusal has exit status 0 and the old value, and GiB are
+# rounded down.
 STAND_IN = """#!/bin/sh
 read verb a b c
 printf '%s %s %s %s\\n' "$verb" "$a" "$b" "$c" >>"$D/asked"
@@ -79,8 +81,8 @@ def test_a_refusal_with_exit_status_0_is_recognised(
 
 
 def test_a_new_limit_is_also_set_on_mps_servers_that_already_run(control: MpsControl, tmp_path: Path) -> None:
-    """A default limit applies only to servers that start later. A running server needs the limit too, or a
-    larger tenant would have a smaller tenant's limit.
+    """A default limit applies only to servers that start later. Without this, a larger tenant would run under
+    a smaller tenant's limit.
     """
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
@@ -121,7 +123,7 @@ def test_a_limit_that_an_mps_server_does_not_report_back_is_an_error(
 def test_an_mps_server_that_cannot_report_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that does not answer has not refused its limit: the default was set and read back."""
+    """A server that does not report a limit has not refused it: the default was set and read back."""
     (tmp_path / "servers").write_text("7\n")
     monkeypatch.setenv("REFUSE_SERVER", "1")
     control.limit(limits(2048, "50"))
@@ -149,7 +151,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
     program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nsleep 60 & echo $! >{tmp_path}/child\nwait\n")
     program.chmod(0o755)
     control, child = MpsControl(str(program), tmp_path / "p", tmp_path / "l", 0.5), tmp_path / "child"
-    # on a busy machine the first daemon may be ended before it has started its child
+    # on a busy machine vgpud may end the first daemon before it has started its child
     while not child.exists() or not child.read_text():
         with pytest.raises(VgpuError) as silent:
             control.ask("ps")
@@ -166,7 +168,7 @@ def test_the_default_limits_of_an_mps_daemon_are_those_of_its_largest_tenant() -
 
 
 def test_memory_limits_are_rounded_as_mps_daemons_print_them() -> None:
-    """MPS daemons round GiB down when they print a limit. Measured on 535.309.01 and 550.163.01: 4097M is
-    read back as 4G, 1023M as 1023M.
+    """Measured on 535.309.01 and 550.163.01: MPS daemons round GiB down, so 4097M is read back as 4G, and
+    1023M as 1023M.
     """
     assert [answers.memory_as_printed(m) for m in (1023, 1024, 4097)] == ["1023M", "1G", "4G"]

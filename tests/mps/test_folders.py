@@ -10,7 +10,7 @@ from vgpud.modes.mps.folders import remove_tenant
 
 @needs("root", "fuse")
 def test_a_container_that_locks_its_folder_in_the_kernel_delays_no_release(tmp_path: Path) -> None:
-    """Root in a container may list the folder that is mounted into it."""
+    """Root in a container may list the folder that is mounted into it, and so lock it in the kernel."""
     folder = tmp_path / "t" / "a1"
     folder.mkdir(parents=True)
     (folder / "limits").write_text("50 1024 0 0\n")

@@ -1,4 +1,6 @@
-"""The guard in a tenant's process: it refuses CUDA without a control daemon, and beyond the share."""
+"""The guard in a tenant's process: it refuses CUDA without a control daemon, and holds the process to its
+limits.
+"""
 
 import contextlib
 import json
@@ -48,7 +50,7 @@ class Node:
         eventually(self.accepts, "it accepts connections")
 
     def accepts(self) -> bool:
-        """True if the server accepts connections. Its socket exists earlier than that."""
+        """Returns whether the daemon accepts connections. Its socket exists earlier than that."""
         for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
             with socket.socket(socket.AF_UNIX, kind) as one, contextlib.suppress(OSError):
                 one.connect(str(self.pipe / "control"))
@@ -64,13 +66,13 @@ class Node:
         return {**self.env, "LD_PRELOAD": str(self.guard), **(extra or {})}
 
     def probe(self, *words: str, extra: dict[str, str] | None = None) -> tuple[str, str]:
-        """The result in vgpu-probe's last line, and its standard error."""
+        """Runs vgpu-probe. Returns the result in its last line, and its standard error."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         done = self.sim.run([program, *words], self.guarded(extra), check=False)
         return json.loads(done.stdout.splitlines()[-1])["result"], done.stderr
 
     def holding(self, extra: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """A program that has allocated memory and waits."""
+        """Starts a program that allocates memory and then waits."""
         program = str(self.sim.build / "bin" / "vgpu-probe")
         made = self.sim.start([program, "hold", "1MiB", "--then-wait-on-stdin"], self.guarded(extra))
         assert made.stdout is not None
@@ -98,8 +100,8 @@ def test_the_guard_allows_cuda_while_an_mps_daemon_runs(node: Node, way: str) ->
 
 
 def test_a_program_without_the_guard_runs_without_limits(node: Node) -> None:
-    """Without the guard a program starts when MPS is down: the driver reports no error, and enforces no
-    limits.
+    """While the MPS daemon is down, a program without the guard starts: the driver reports no error and
+    enforces no limits.
     """
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
@@ -129,7 +131,7 @@ def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_the_guard_recognises_the_socket_of_nvidias_mps_daemon(node: Node, branch: str) -> None:
-    """NVIDIA's daemon has a SEQPACKET socket, the simulator's a STREAM socket."""
+    """NVIDIA's daemon has a SEQPACKET socket, and the simulator's daemon a STREAM socket."""
     node.start_daemon(control_program(branch))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
@@ -148,7 +150,7 @@ DURING = {
 
 @pytest.mark.parametrize("fate", DURING)
 def test_the_guard_notices_a_daemon_that_dies_during_cuinit(node: Node, fate: str) -> None:
-    """The daemon dies during cuInit. The driver may have found no daemon, and this process would then have no
+    """The daemon dies during cuInit. The driver may have found no daemon, and the process would then have no
     limit.
     """
     node.start_daemon()
@@ -248,7 +250,7 @@ print(*(way for way, done in opened.items() if done))
 
 @needs("root")
 def test_a_tenant_can_write_no_file_of_the_run_folder_and_other_users_can_reach_none() -> None:
-    """A tenant could otherwise put a file of any size in place of its `slots`, and every user of the host
+    """Otherwise a tenant could put a file of any size in place of its `slots`, and every user of the host
     could write and lock the `slots` of a pod's tenant.
     """
     part = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent(1000))
@@ -267,7 +269,7 @@ def test_a_tenant_can_write_no_file_of_the_run_folder_and_other_users_can_reach_
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])
 def test_cuda_is_refused_if_the_limits_cannot_be_read(node: Node, tenant: Path, damage: str) -> None:
-    """A released allocation has no limits file. A program that starts later with its environment is
+    """A released allocation has no limits file. A program that starts later with its environment must be
     refused.
     """
     node.start_daemon()
@@ -281,7 +283,9 @@ def test_cuda_is_refused_if_the_limits_cannot_be_read(node: Node, tenant: Path, 
 
 
 def test_the_guard_can_be_loaded_with_old_c_libraries(guard: Path) -> None:
-    """ld.so skips a guard that does not load, with a warning only. The tenant would be without a guard."""
+    """ld.so skips a guard that it cannot load, with a warning only. The tenant would then run without the
+    guard.
+    """
     shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}
     assert versions

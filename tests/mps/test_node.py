@@ -1,4 +1,4 @@
-"""MPS with a whole vgpud on a simulated node: sizes, deaths, restarts, users, draining, operators."""
+"""MPS with a whole vgpud on a simulated node: sizes, dead daemons, restarts, users, draining, operators."""
 
 import contextlib
 import json
@@ -144,7 +144,7 @@ def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker)
         node.kill()
         assert is_alive(daemon)
         assert tenant.alive
-        # the first program is the only client that the allocation may have, whether vgpud runs or not
+        # the first program is the only client that the allocation allows, whether vgpud runs or not
         assert result(node, held) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
         node.start()
     assert control_pid(node) == daemon
@@ -177,8 +177,8 @@ def test_a_dead_control_daemon_fails_its_allocations_and_is_reported_and_restart
 def test_a_tenant_that_locks_the_pipe_folder_in_the_kernel_delays_no_other_call(
     make: NodeMaker, tmp_path: Path
 ) -> None:
-    """An attack: a tenant holds the lock of the pipe folder, which it may list, by a getdents(2) into a page
-    of its own file system. vgpud must not wait for that lock on its event loop.
+    """An attack: a tenant locks the pipe folder, which it may list, by a getdents(2) into a page of its own
+    file system. vgpud must not wait for that lock on its event loop.
     """
     node = make(policy=QUICK)
     node.start()
@@ -218,7 +218,7 @@ def told(node: DemoNode, after: int) -> list[str]:
 
 
 def test_no_program_of_an_mps_tenant_starts_without_limits(make: NodeMaker) -> None:
-    """Programs start continuously while the control daemon is killed. Each is limited or refused."""
+    """Programs start continuously while the control daemon is killed. Each program is limited or refused."""
     node = make(policy=QUICK)
     node.start()
     held = share(node, 1, 10)
@@ -241,8 +241,8 @@ def test_no_program_of_an_mps_tenant_starts_without_limits(make: NodeMaker) -> N
 
 
 def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
-    """While vgpud is down it cannot close the pipe, so only the guard keeps the tenant from using the
-    whole device.
+    """While vgpud is down it cannot close the pipe. Only the guard keeps the tenant from using the whole
+    device.
     """
     node = make(policy=QUICK)
     node.start()
@@ -261,8 +261,8 @@ def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMa
 
 
 def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
-    """vgpud is killed after it started an MPS daemon that does not accept clients yet. The next vgpud adopts
-    or ends this daemon.
+    """vgpud is killed after it has started an MPS daemon that does not accept clients yet. The next vgpud
+    adopts or ends this daemon.
     """
     for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
         node = make(policy=QUICK)
@@ -352,9 +352,7 @@ def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
 
 
 def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -> None:
-    """The first process may use the whole limit. With MPS's own limits each process would have an
-    equal part.
-    """
+    """One process may use the whole limit. With MPS's own limits each process would have an equal part."""
     node = make(policy=QUICK + 'processes_per_tenant = 4\nmemory = "libvgpu"\n')
     node.start()
     held, beside = share(node, 4, 40), share(node, 2, 40)
@@ -453,7 +451,7 @@ def test_only_holders_of_a_share_reach_the_mps_pipes(make: NodeMaker) -> None:
 
 
 def test_mps_limits_that_another_program_changed_are_set_again_and_reported(make: NodeMaker) -> None:
-    """An attack: on branch 535 any program that reaches the pipe may set limits; here root sets them."""
+    """An attack: on branch 535 any program that reaches the pipe can set limits. Here root sets them."""
     node = make(policy=QUICK)
     node.start()
     held = share(node, 4, 40)

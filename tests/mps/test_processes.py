@@ -1,4 +1,4 @@
-"""Facts from /proc about control daemons and servers."""
+"""MPS control daemons and servers, found by /proc."""
 
 import errno
 import os
@@ -63,7 +63,7 @@ def test_the_end_of_mps_servers_is_awaited_for_a_bounded_time(tmp_path: Path) ->
 def test_a_server_whose_exec_takes_time_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    """The kernel says that the environment is empty, or does not answer."""
+    """During an exec the kernel shows an empty environment, or does not answer."""
     folder = DeviceFolder(tmp_path)
     in_exec = server(folder)
     left = 2
@@ -87,7 +87,7 @@ def test_a_server_whose_exec_takes_time_is_found(
 
 
 def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:
-    """An attack: a set-user-ID program keeps the environment that its caller gave it."""
+    """An attack: a set-user-id program keeps the environment that its caller gave it."""
     folder = DeviceFolder(tmp_path)
     stranger = server(folder)
     try:

@@ -1,4 +1,4 @@
-"""NVIDIA's control daemons 535 and 550 under vgpud's supervisor; they need no GPU."""
+"""NVIDIA's control daemons of branches 535 and 550, which need no GPU, under vgpud's supervisor."""
 
 import asyncio
 import os
@@ -100,9 +100,7 @@ def test_a_real_daemon_without_tenants_is_not_restarted(real: Watched) -> None:
 
 
 def test_a_restarted_vgpud_adopts_the_running_real_daemon(real: Watched, short_folder: Path) -> None:
-    """After kill -9 or an upgrade of vgpud the daemon's process keeps running, and its limits are set
-    again.
-    """
+    """After a kill or an upgrade of vgpud the daemon keeps running, and its limits are set again."""
 
     async def work() -> None:
         await real.supervisor.up()
@@ -152,7 +150,7 @@ time.sleep(600)
 
 @contextmanager
 def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
-    """A process of another user that received a connection, as a message bus accepts any descriptor."""
+    """A process of another user that has received a connection, as a message bus accepts any descriptor."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
