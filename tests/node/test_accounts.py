@@ -1,4 +1,4 @@
-"""User accounts, which quotas by user name and group need."""
+"""The user accounts that quota rules by user name and by group need."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The audit trail: one line for each change, through whichever door it came, with its cause."""
+"""The audit trail: each change leaves one line with its cause, whichever interface it comes by."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ ASKER = Caller(Door.TENANT, 1000, 1000, Lifetime(77, 1))
 
 
 def trail(tmp_path: Path, scene: Callable[[World], Coroutine[Any, Any, None]]) -> list[dict[str, Any]]:
-    """Plays a scene and returns its audit lines. No other line says the same: each change has one line."""
+    """Plays a scene and returns its audit lines. Asserts that no other log line says the same."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -81,9 +81,7 @@ def test_a_refused_change_leaves_an_audit_line(tmp_path: Path) -> None:
 
 
 def test_repetitions_of_a_request_are_counted_and_leave_no_audit_line(tmp_path: Path) -> None:
-    """A tenant repeats one request id. A line for each repetition would make the journal drop
-    other lines.
-    """
+    """A tenant repeats one request. A line for each repetition would make the journal drop other lines."""
     counted: list[Any] = []
 
     async def scene(w: World) -> None:
@@ -226,13 +224,15 @@ def test_each_automatic_action_at_the_start_leaves_one_audit_line_with_its_reaso
 
 
 def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The second audit line, which vgpud writes at its start. The first is that of the allocation."""
+    """The audit line that vgpud writes at its start. It is the second one; the first is that of the
+    allocation.
+    """
     (_, line) = lines
     return line
 
 
 def test_repeated_end_messages_of_a_container_start_only_one_task(tmp_path: Path) -> None:
-    """A repeated END call starts no second task while the container's processes run."""
+    """The processes of the container still run when the end message is repeated."""
 
     async def scene(w: World) -> None:
         containers = Containers(w.keeper)

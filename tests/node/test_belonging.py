@@ -1,4 +1,6 @@
-"""Which processes belong to a tenant, tested with real ones. vgpud suspends, moves and ends only these."""
+"""The rules by which a process belongs to a tenant, tested with real processes. vgpud suspends, moves and
+ends only processes of the tenant.
+"""
 
 import subprocess
 import sys
@@ -49,12 +51,13 @@ assert libc.mount(("/run/vgpud/leases/" + sys.argv[2]).encode(), sys.argv[1].enc
 os.setresuid(4343, 4343, 4343)
 print("up", flush=True); input()
 """
-# mountinfo shows each space of a path in four bytes: the mounts at the long path have 1.2 MiB there
+# /proc/PID/mountinfo shows each space of a path in four bytes, so the mounts at the long path have 1.2 MiB
+# there
 AND_MANY_MOUNTS = """
 place = ("/run" + 12 * ("/" + 250 * " ")).encode(); os.makedirs(place)
 for _ in range(100): assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0
 """
-# any user of the host can mount a folder with such a name in a user namespace
+# In a user namespace any user of the host can mount a folder with the name of a lease.
 WITH_A_FORGED_LEASE = """
 import ctypes, os, sys
 os.setgroups([]); os.setresgid(4343, 4343, 4343); os.setresuid(4343, 4343, 4343)
@@ -144,7 +147,7 @@ def test_a_process_with_the_lease_mounted_at_its_container_path_belongs_to_the_t
 
 @needs("namespaces")
 def test_the_mounts_of_a_process_are_read_up_to_a_bounded_length() -> None:
-    """An attack: a user's process with 73 MiB of mounts would hold the event loop for 0.9 s."""
+    """An attack: reading 73 MiB of mounts of a user's process would hold the event loop for 0.9 s."""
     head, mounts_lease, rest = WITH_THE_LEASE.partition("os.makedirs(sys.argv[1])")
     with running(head + AND_MANY_MOUNTS + mounts_lease + rest, CONTAINER_LEASE, "a1") as late:
         assert mounts_at(late.pid, CONTAINER_LEASE) == []
@@ -163,8 +166,8 @@ def test_a_container_process_belongs_to_its_pod_and_a_host_process_to_none() -> 
 
 @needs("namespaces", "user-namespaces")
 def test_a_process_of_a_user_that_mounts_a_forged_lease_does_not_belong_to_the_tenant() -> None:
-    """An attack: such a process on the device of another user's allocation would be suspended with it, and
-    could make the suspension fail.
+    """An attack: if the process counted as part of another user's allocation on the device, it would be
+    suspended with it and could make the suspension fail.
     """
     with running(WITH_A_FORGED_LEASE, CONTAINER_LEASE, "a1") as process:
         assert belongs(process, held(STRANGER))

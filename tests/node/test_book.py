@@ -1,4 +1,4 @@
-"""Refused changes: the state stays as it was."""
+"""A change that the book refuses leaves the book unchanged."""
 
 from dataclasses import replace
 

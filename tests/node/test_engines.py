@@ -1,4 +1,6 @@
-"""The engine of a device: chosen before its first preload tenant, and kept until its last tenant is gone."""
+"""The compute engine of a device is chosen before its first preload tenant, and is kept until its last tenant
+has left.
+"""
 
 import asyncio
 import functools
@@ -99,8 +101,8 @@ async def test_the_engine_probe_runs_again_after_a_boot_and_after_a_driver_chang
 
 @in_a_loop
 async def test_the_engine_of_a_device_does_not_change_while_it_has_tenants(tmp_path: Path) -> None:
-    """The engine in force stays, also across a start of vgpud with another policy. The arbiter reads the
-    engine when the first tenant comes.
+    """The engine stays the same, even if vgpud starts again with another policy. The arbiter reads the engine
+    when the first tenant comes.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
@@ -120,8 +122,8 @@ async def test_the_engine_of_a_device_does_not_change_while_it_has_tenants(tmp_p
 async def test_another_driver_version_is_probed_although_allocations_are_kept(
     tmp_path: Path, able: bool
 ) -> None:
-    """Another driver version is probed although allocations are kept. A driver's modules cannot be replaced
-    while a tenant's process lives, so the probe disturbs no process.
+    """A driver's modules cannot be replaced while a tenant's process lives, so the probe disturbs no
+    process.
     """
     first = await made(tmp_path)
     await first.engines.settle(UUID)
@@ -194,5 +196,6 @@ async def test_a_run_folder_that_cannot_be_written_fails_the_allocation(tmp_path
     with pytest.raises(VgpuError) as raised:
         await one.engines.settle(UUID)
     assert raised.value.code is ErrorCode.HELPER_FAILED
-    with pytest.raises(VgpuError):  # the failed choice left no engine: the next allocation chooses again
+    # the failed choice has left no engine, so the next allocation chooses again
+    with pytest.raises(VgpuError):
         await one.engines.settle(UUID)

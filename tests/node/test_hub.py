@@ -30,7 +30,7 @@ async def history_of(count: int, after: int, most: int) -> tuple[Event, ...]:
 
 
 async def reading(hub: Hub, after: int) -> tuple[AsyncIterator[Seen], asyncio.Task[Seen]]:
-    """A watch that waits for its first event, and the task that waits."""
+    """Starts a watch. Returns the watch and the task that waits for its first event."""
     stream = hub.subscribe(after)
 
     async def first() -> Seen:
@@ -42,7 +42,7 @@ async def reading(hub: Hub, after: int) -> tuple[AsyncIterator[Seen], asyncio.Ta
 
 
 def test_a_watch_goes_from_old_to_live_events_without_gap_or_repeat() -> None:
-    """Events published while the history is read are in the history and in the live stream, and are sent
+    """Events published while the history is read are both in the history and in the live stream, and are sent
     once.
     """
 
@@ -124,7 +124,7 @@ def test_a_watch_with_a_full_queue_ends_without_a_gap(
     monkeypatch: pytest.MonkeyPatch, publishes_more: bool
 ) -> None:
     """The watch ends when vgpud stops, or at the next event. The watcher can resume after the last revision
-    that it saw.
+    that it has seen.
     """
     monkeypatch.setattr(hub_module, "_QUEUE", 4)
 
@@ -149,7 +149,9 @@ def test_a_watch_with_a_full_queue_ends_without_a_gap(
 
 
 def test_events_of_an_allocation_belong_to_its_quota_owner_and_not_to_its_owner(tmp_path: Path) -> None:
-    """An attack: with a subordinate uid for each allocation a user would be 65 536 users of the history."""
+    """An attack: with a subordinate uid for each allocation, one user would count as 65 536 users in the
+    history of events.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:

@@ -1,4 +1,4 @@
-"""Snapshots: callers share one, and an older snapshot never replaces a newer one."""
+"""Snapshots of the devices: callers share one, and an older snapshot never replaces a newer one."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Allocate, release and resize: idempotent, undone on failure, never above the capacity."""
+"""Allocate, release and resize are idempotent, are undone on failure, and never exceed the capacity."""
 
 import asyncio
 from dataclasses import replace
@@ -125,8 +125,8 @@ def test_an_unwritable_folder_of_cdi_specs_undoes_the_allocation(tmp_path: Path)
 
 @needs("root", "fuse")
 def test_a_user_that_locks_the_cdi_folder_in_the_kernel_delays_no_other_call(tmp_path: Path) -> None:
-    """A user keeps the spec folder locked. Allocations are refused, although their writes may end later. When
-    the lock is gone, no spec of a refused allocation is left, and the next allocation is made.
+    """A user keeps the folder of CDI specs locked. Allocations are refused, although their writes may end
+    later. When the lock is gone, no spec of a refused allocation is left, and the next allocation succeeds.
     """
 
     async def work() -> None:
@@ -152,7 +152,9 @@ def test_a_user_that_locks_the_cdi_folder_in_the_kernel_delays_no_other_call(tmp
 
 
 def test_concurrent_requests_never_exceed_the_devices_memory(tmp_path: Path) -> None:
-    """Two devices of 80 GiB hold ten requests of 16 GiB and no eleventh, in any order of arrival."""
+    """Two devices of 80 GiB hold ten allocations of 16 GiB and no eleventh, in whatever order the requests
+    arrive.
+    """
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -227,9 +229,7 @@ def test_a_device_stays_in_its_mode_while_it_has_tenants(tmp_path: Path) -> None
 
 
 def test_a_request_that_arrives_while_its_device_leaves_the_mode_is_served(tmp_path: Path) -> None:
-    """A request arrives while the device leaves its mode. vgpud puts the device back into the mode before it
-    attaches the allocation's slice.
-    """
+    """vgpud puts the device back into the mode before it attaches the allocation's slice."""
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node(devices=FakeGateway().node.devices[:1]))) as w:

@@ -1,4 +1,4 @@
-"""Memory that a tenant keeps on its device after its turn makes way for a tenant that needs the room."""
+"""Memory that a tenant keeps on its device after its turn is evicted for a tenant that needs the room."""
 
 import asyncio
 import os
@@ -33,9 +33,9 @@ EVICTION_SECONDS = 5.0
 
 
 class Leases(Remembering, Preload):
-    """Leases of tenants that use all of their memory. A process swaps out at once; it evicts kept memory
-    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`. The leases of `liars` say that a
-    pebibyte is movable, and on the device.
+    """The leases of tenants that use all their memory. A process swaps out at once. It evicts kept memory
+    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`. The leases of `liars` claim that a
+    pebibyte is movable and on the device.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,10 @@ class Leases(Remembering, Preload):
         self.stuck = False
         self.liars: set[str] = set()
         self.memory: dict[str, int] = {}  # bytes of movable memory
-        self.kept: dict[str, int] = {}  # bytes that the swapped-out tenants keep on the device
+        self.kept: dict[str, int] = {}  # the bytes that each swapped-out tenant keeps on the device
         self.shares: dict[str, int] = {}
-        self.crowded: list[str] = []  # tenants whose limits were put in force before the room was there
+        # the tenants whose limits were put in force before there was room for them
+        self.crowded: list[str] = []
 
     async def resize(self, allocation: Allocation) -> None:
         name, (part,) = allocation.id, allocation.slices
@@ -97,7 +98,8 @@ async def add(w: World, name: str, gib: int, device: int = 0) -> Allocation:
     return await w.keeper.allocate(request(name, gib, owner=owner, selector=place), name)
 
 
-# Each way begins before the turn of "first" ends, and then lets "second" need OTHER_GIB of the device.
+# Each of these changes begins before the turn of "first" ends, and then lets "second" need OTHER_GIB of the
+# device.
 
 
 async def allocated(w: World) -> AsyncIterator[None]:
@@ -128,7 +130,7 @@ Way = Callable[[World], AsyncIterator[None]]
 
 
 async def needs_room(folder: Path, leases: Leases, way: Way) -> float:
-    """Lets "first" keep all of its memory, and "second" need a part of the room. Returns the seconds that the
+    """Lets "first" keep all its memory, and "second" need part of that room. Returns the seconds that the
     change of "second" took.
     """
     driver = Driver({os.getpid(): ProcessState.RUNNING})

@@ -1,4 +1,6 @@
-"""Bound processes: their end is noticed once, also if it came before the first check."""
+"""The end of a process to which an allocation is bound is noticed once, even if it came before the first
+check.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Meters: callers share one reading, and hanging hardware does not block them."""
+"""The meters of allocations: callers share one reading, and hanging hardware does not block them."""
 
 import asyncio
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_reading_waits_half_a_second_each_for_snapshot_and_sensors_of_hung_har
                 await clock.passed(10)  # after 10 s the previous reading is too old
                 began = now()
                 seen = await w.keeper.meters.read()
-                # two time limits have passed: that of the snapshot, and that of the sensors
+                # two time limits have passed: the one for the snapshot and the one for the sensors
                 assert now() - began == pytest.approx(2 * 0.5)
                 assert list(seen.meters) == [held.id]
                 assert dict(seen.vitals) == {}

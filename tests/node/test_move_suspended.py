@@ -1,4 +1,4 @@
-"""Moves of suspended tenants, with a driver that records its calls: failures of the move, and concurrent
+"""Moves of suspended tenants, with a fake driver that records its calls: failed moves, and concurrent
 changes.
 """
 
@@ -36,7 +36,7 @@ from vgpud.planner.places import devices_of
 from vgpud.proc import start_ticks
 
 NODE = Node(devices=tuple(device(i) for i in range(4)), driver_version="580.159.04")
-#: The suspended process is the test's own. vgpud suspends only processes of the allocation's owner.
+#: The suspended process is the test's own, because vgpud suspends only processes of the allocation's owner.
 OWNER = Caller(Door.TENANT, os.getuid(), os.getgid(), Lifetime())
 
 
@@ -83,7 +83,7 @@ class Driver:
 
 @asynccontextmanager
 async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Driver, Allocation]]:
-    """A suspended tenant of one process, on the first of four devices."""
+    """A suspended tenant with one process, on the first of four devices."""
     driver = Driver({os.getpid(): ProcessState.RUNNING})
     async with world(folder, FakeGateway(NODE), cast(Suspender, driver)) as w:
         w.effectors[Mode.PRELOAD].pids = w.effectors[Mode.EXCLUSIVE].pids = (os.getpid(),)
@@ -185,7 +185,7 @@ def test_other_changes_are_refused_during_a_suspended_move(tmp_path: Path) -> No
 
 
 def test_a_moved_tenant_can_be_moved_again(tmp_path: Path) -> None:
-    """The second move waits until the helper of the first move has ended."""
+    """The second move waits until the helper process of the first move has ended."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
@@ -220,7 +220,7 @@ def test_of_two_concurrent_resumes_only_one_runs(tmp_path: Path) -> None:
 
 
 def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
-    """A process began to use CUDA during the suspension. libvgpu cannot stop this process, which would keep
+    """libvgpu cannot stop a process that began to use CUDA during the suspension. The process would keep
     using the old device, so the move is refused.
     """
 

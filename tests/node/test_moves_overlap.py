@@ -1,4 +1,6 @@
-"""Moves of several tenants at once: what overlaps, what has an order, and the host memory that they order."""
+"""Moves of several tenants at once: which steps overlap, which have an order, and the host memory that the
+moves order.
+"""
 
 import asyncio
 import os
@@ -122,11 +124,13 @@ class Leases(Remembering, Preload):
 
 @dataclass
 class Turns(Driver):
-    """A driver whose saves take DRIVER_SECONDS, for one tenant after the other, in turns of their users."""
+    """A fake driver whose saves take DRIVER_SECONDS each, one tenant after the other, in turns of their
+    users.
+    """
 
     spans: Spans = field(default_factory=Spans)
     fails: int = 0  # number of restores to fail
-    reached: int = 0  # number of times that direct copies were prepared
+    reached: int = 0  # how often direct copies between devices were prepared
 
     def __post_init__(self) -> None:
         self.turns = Pace(rest_factor=0)
@@ -218,7 +222,7 @@ def test_the_moves_of_three_tenants_overlap_in_the_driver_the_link_and_the_host_
             assert disjoint(out) and disjoint(driver) and disjoint(into)
             assert all(overlap(out[i + 1], driver[i]) and overlap(into[i], driver[i + 1]) for i in range(2))
             assert {span.began for span in n.spans.of("made")} == {began}, "all while all tenants run"
-            # three moves one after the other, without host buffers, would take 27 s
+            # three moves one after the other, without host buffers made in advance, would take 27 s
             assert seconds < MADE_SECONDS + OUT_SECONDS + DRIVER_SECONDS + 3 * IN_SECONDS + 1
 
     clock.run(work())
@@ -299,7 +303,7 @@ def test_a_failed_move_is_undone_while_others_continue(tmp_path: Path) -> None:
 
 
 def test_a_move_that_hangs_does_not_delay_moves_to_other_devices(tmp_path: Path) -> None:
-    """`stopped` is stopped by its user on the new device; `next` waits for it there."""
+    """The process of `stopped` is stopped by its user on the new device. `next` waits there for its end."""
 
     async def work() -> None:
         async with node(tmp_path) as n:
@@ -521,8 +525,8 @@ def test_a_move_of_a_stopped_tenant_is_undone_when_the_tenant_goes_on(
 def test_a_move_that_needs_the_room_of_an_earlier_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One tenant moves to the device that another one leaves, and needs its room there. A third tenant moves
-    to a device with room, and waits for neither.
+    """One tenant moves to the device that another tenant leaves, and needs its room there. A third tenant
+    moves to a device with room, and waits for none of them.
     """
 
     async def work() -> None:
@@ -557,7 +561,6 @@ def bounded(bytes_: int) -> str:
 
 
 def test_the_host_buffer_of_one_move_serves_the_tenants_next_moves(tmp_path: Path) -> None:
-    """The buffer of the first move stays, and serves the next moves."""
 
     async def work() -> None:
         async with node(tmp_path, bounded(HELD)) as n:
@@ -596,7 +599,9 @@ def test_of_two_moves_at_once_with_room_for_one_the_second_is_refused_and_leaves
 def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vgpud reads what a tenant holds before it orders host memory for it: for `large` this takes longer."""
+    """Before vgpud orders host memory for a tenant, it reads how much memory the tenant holds. For `large`
+    this takes longer.
+    """
 
     async def work() -> None:
         async with node(tmp_path, bounded(HELD + HELD // 2)) as n:
@@ -621,8 +626,8 @@ def test_a_drain_gives_scarce_host_memory_to_the_first_tenant_of_its_order(
 def test_a_tenant_that_grew_during_a_drain_is_moved_again_after_the_other_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Host memory for the tenant that grew is ordered anew when its buffer is made, and is too little. What
-    was ordered for `second`, which began later, is free again when `second` has moved.
+    """When the buffer of the tenant that grew is made, host memory for the tenant is ordered anew, and there
+    is too little. The memory ordered for `second`, which began later, is free again when `second` has moved.
     """
 
     async def work() -> None:

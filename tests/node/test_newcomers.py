@@ -1,4 +1,4 @@
-"""A new tenant of a device with turns that does not fit now is suspended until its turn comes."""
+"""On a device with turns, a new tenant that does not fit now is suspended until its turn comes."""
 
 from pathlib import Path
 from typing import cast

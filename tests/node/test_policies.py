@@ -1,4 +1,4 @@
-"""What a reload of the policy reports as done and as waiting."""
+"""The changes that a reload of the policy reports as done, and those that it reports as waiting."""
 
 from dataclasses import replace
 from pathlib import Path

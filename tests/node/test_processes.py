@@ -1,4 +1,4 @@
-"""Processes of a device with their allocations, and which of them exceed the limits."""
+"""The listing of a device's processes: their allocations, and which processes are past their limits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +21,7 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 def test_a_process_that_libvgpu_does_not_count_is_listed_as_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
-    """A process that its mode does not count exceeds its limits if its tenant is marked. If the mode does not
-    answer, an uncounted process proves nothing.
-    """
+    """If libvgpu does not answer, a process that it does not count proves nothing."""
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:

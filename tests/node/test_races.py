@@ -1,4 +1,4 @@
-"""Two changes of one allocation interleave between awaits: no change is lost, and every state can be left."""
+"""Two changes of one allocation interleave between awaits. No change is lost, and no state is a dead end."""
 
 import asyncio
 import resource
@@ -140,9 +140,7 @@ def test_memory_that_a_failed_shrink_would_free_is_not_allocated(
 
 
 def test_concurrent_releases_of_one_allocation_run_once(tmp_path: Path) -> None:
-    """Two releases run at once. The second one's check for tenants may end after the first has removed the
-    allocation.
-    """
+    """The second release may finish its check for tenants after the first has removed the allocation."""
 
     async def work() -> None:
         async with world(tmp_path) as w:
@@ -278,8 +276,8 @@ def test_a_device_lost_during_an_allocation_fails_the_allocation(tmp_path: Path)
 def test_a_device_leaves_its_mode_after_the_allocation_that_kept_it_there_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last allocation of the mode is released while a new one is booked, whose intent then cannot be
-    recorded.
+    """A new allocation keeps the device in its mode while the last other allocation is released. Then the
+    intent of the new one cannot be recorded.
     """
 
     async def work() -> None:
@@ -388,7 +386,9 @@ def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path
 
 @needs("root", "fuse")
 def test_a_user_that_locks_the_cdi_folder_in_the_kernel_delays_no_start_of_vgpud(tmp_path: Path) -> None:
-    """A user keeps the spec folder locked. The start cannot remove an orphan there, and goes on."""
+    """A user keeps the folder of CDI specs locked. The start of vgpud cannot remove an orphaned spec there,
+    and goes on.
+    """
 
     async def work() -> None:
         (tmp_path / "cdi").mkdir()
@@ -421,8 +421,8 @@ def test_a_resize_leaves_a_failed_allocation_failed(tmp_path: Path) -> None:
 
 
 def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) -> None:
-    """Two reloads run at once. On a slow disk the first reads its files before the second does, and finishes
-    after it. The policy of the second is in force.
+    """On a slow disk the first reload reads its files before the second one, and ends after it. The policy of
+    the second reload is in force.
     """
 
     async def work() -> None:
@@ -454,9 +454,7 @@ def test_of_two_concurrent_reloads_the_later_policy_is_in_force(tmp_path: Path) 
 
 
 def test_the_start_writes_no_cdi_spec_of_an_allocation_whose_release_has_begun(tmp_path: Path) -> None:
-    """Two releases begin after the watch has checked the first spec, and before it checks the second. The
-    watch writes no spec for them.
-    """
+    """The two releases begin after the start has checked the first spec, and before it checks the second."""
 
     async def work() -> None:
         async with world(tmp_path) as w:

@@ -1,4 +1,4 @@
-"""The idle rule, turns and the back-off, on a simulated clock."""
+"""The idle rule, turns, and the pauses after failed suspensions, on a simulated clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -43,7 +43,7 @@ class Card:
     fails_after_seconds: float = 0.0
     takes_seconds: float = 0.0
     released_when_asked: set[str] = field(default_factory=set)
-    # allocation id -> whether the tenant is to make host buffers
+    # allocation id, and whether its tenant should make host buffers
     expected: dict[str, bool] = field(default_factory=dict)
     moves: list[tuple[float, str, State]] = field(default_factory=list)
 
@@ -146,7 +146,7 @@ def test_a_working_tenant_is_not_suspended_as_idle(tmp_path: Path) -> None:
 
 
 def test_the_idle_rule_goes_on_after_a_release_while_activity_is_read(tmp_path: Path) -> None:
-    """An allocation is released while the loop reads its activity. The loop must go on with the
+    """An allocation is released while the loop reads the activity of its tenant. The loop must go on with the
     other tenants.
     """
 
@@ -194,7 +194,7 @@ def test_a_failed_suspension_is_tried_again_after_a_pause(tmp_path: Path) -> Non
         times = [at for at, _, _ in card.moves]
         gaps = [later - sooner for sooner, later in pairwise(times)]
         assert len(gaps) > 10
-        # a gap is the back-off and the rest of the interval between two checks
+        # a gap is the pause and the rest of the interval between two checks
         assert BACK_OFF_SECONDS <= min(gaps) <= max(gaps) <= BACK_OFF_SECONDS + 2.5
         assert card.state("a")[0] is State.ACTIVE
         card.fails = False
@@ -205,7 +205,7 @@ def test_a_failed_suspension_is_tried_again_after_a_pause(tmp_path: Path) -> Non
 
 
 def test_the_pause_after_a_failed_suspension_lasts_as_long_as_the_suspension_did(tmp_path: Path) -> None:
-    """A tenant that holds up its suspensions would otherwise take nearly all of the other tenants' time."""
+    """Otherwise a tenant that holds up its suspensions would take nearly all of the other tenants' time."""
 
     async def scene(card: Card) -> None:
         card.add("a")
@@ -253,7 +253,7 @@ def test_host_buffers_are_ordered_shortly_before_the_end_of_the_idle_time(tmp_pa
 
 
 def test_the_release_of_a_suspended_tenant_suspends_no_other_tenant(tmp_path: Path) -> None:
-    """The released tenant is suspended and takes no room on the device, before its release and during it."""
+    """A suspended tenant takes no room on the device, before its release and during it."""
 
     async def scene(card: Card) -> None:
         card.add("a")

@@ -19,7 +19,9 @@ class Restless(Residency):
 
 
 async def ends(ticks: int) -> bool:
-    """Returns whether the loop ends if it is cancelled this many event-loop iterations after a nudge."""
+    """Returns whether the loop ends if it is cancelled this many iterations of the event loop after it is
+    woken.
+    """
     watch = Restless()
     task = asyncio.ensure_future(watch.run())
     await clock.settled()
@@ -36,7 +38,5 @@ async def ends(ticks: int) -> bool:
 
 @pytest.mark.parametrize("ticks", range(5))
 def test_a_cancelled_residency_loop_ends_even_if_it_is_woken_at_that_moment(ticks: int) -> None:
-    """The loop ends when it is cancelled at the moment of a nudge. asyncio.wait_for would lose the
-    cancellation in this case.
-    """
+    """asyncio.wait_for would lose a cancellation at this moment."""
     assert clock.run(ends(ticks))

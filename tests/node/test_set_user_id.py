@@ -1,4 +1,4 @@
-"""Set-user-id programs of tenants: they stay counted to the user that runs them, and to no other."""
+"""Set-user-id programs of tenants belong to the user that runs them, and to no other user."""
 
 import os
 from dataclasses import replace
@@ -34,7 +34,7 @@ def ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_set_user_id_program_of_another_user_belongs_to_the_user_that_runs_it() -> None:
-    """The program has the effective uid of the other user, and names that user's allocation."""
+    """The program has the effective uid of another user, and its environment names that user's allocation."""
     with running(AS_USER, TENANT, STRANGER) as process:
         others, own = held(STRANGER), held(TENANT)
         assert owner_of(process.pid, belongings((others,), {})) == "" and not belongs(process, others)
@@ -59,8 +59,8 @@ def test_a_set_user_id_program_of_another_user_belongs_to_the_user_that_runs_it(
 def test_a_program_under_a_subordinate_uid_of_the_owner_belongs_to_its_allocation(
     uid: int, owner: int, counts_for: int, name: str
 ) -> None:
-    """A user gets a subordinate uid on the host by a set-user-id program. The device memory of such
-    a process counts to the allocation.
+    """A set-user-id program gives its user a subordinate uid on the host. The device memory of such a process
+    counts to the user's allocation.
     """
     with running(AS_USER, uid, uid) as process:
         assert owner_of(process.pid, belongings((allocation(owner, counts_for),), {})) == name

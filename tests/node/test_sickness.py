@@ -1,4 +1,4 @@
-"""vgpud checks a sick device until it is well, without any call."""
+"""vgpud checks a sick device again until it is well, without a call of a client."""
 
 import asyncio
 from dataclasses import replace
@@ -13,8 +13,8 @@ from vgpud.node.tenants.sickness import LOOK_SECONDS, Sickness
 
 
 class Card:
-    """An inventory of one sick device, which becomes healthy at refresh `well_at`. `emptied` counts its
-    evacuations; none of them moves the tenant.
+    """An inventory with one sick device, which is well from refresh `well_at` on. `emptied` counts the
+    attempts to move its tenants, none of which succeeds.
     """
 
     def __init__(self, well_at: int) -> None:
@@ -39,7 +39,7 @@ class Card:
 
 
 def tended(card: Card, rule: str) -> float:
-    """Returns the simulated seconds until two concurrent calls for the device have returned."""
+    """Returns the simulated seconds until two concurrent calls about the device have returned."""
     policy = SimpleNamespace(rule_for=lambda _: SimpleNamespace(on_sick=rule))
     notices = SimpleNamespace(notice=card.tell)
     context = SimpleNamespace(inventory=card, notices=notices, policy=lambda: policy)

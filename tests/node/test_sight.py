@@ -1,4 +1,4 @@
-"""Which devices a process can open, by its mounts."""
+"""The devices that a process can open, according to its mounts."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_a_dead_process_sees_no_devices() -> None:
 
 
 def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None:
-    """/dev/null and /dev/zero stand for the two devices, because they exist everywhere."""
+    """/dev/null and /dev/zero stand for the nodes of the two devices, because they exist everywhere."""
     host, proc = tmp_path / "host", tmp_path / "proc"
     root = proc / "7" / "root" / "dev"
     for folder in (host / "dev", root, proc / "7/ns", proc / "self/ns"):
@@ -30,7 +30,7 @@ def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None
     (host / "dev/nvidia1").symlink_to("/dev/zero")
     (root / "nvidia0").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
-    # this node has the device's name, but another device number
+    # this node has the name of the device, but another device number
     (root / "nvidia1").symlink_to("/dev/null")
     assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
     (root / "nvidia1").unlink()

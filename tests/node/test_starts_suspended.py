@@ -1,4 +1,6 @@
-"""A tenant that does not fit beside the others of a device with turns starts suspended, as the plan says."""
+"""On a device with turns, a new tenant that does not fit beside the others starts suspended, as the answer of
+`plan` says.
+"""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The store's book, ledger, watchers and tally agree after every change and every failure of the ledger."""
+"""The store's book, ledger, watchers and counts agree after every change and after every failure of the
+ledger.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -68,7 +70,8 @@ class Walk:
         recorded = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in state.allocations}
         booked = {a.id: (phase_of(a), a.slices, a.request, a.revision) for a in self.held()}
         never = [a.id for a in self.held() if not a.revision and a.state is State.RELEASING]
-        for name in never:  # the release of an allocation that was never committed may not be recorded yet
+        # the release of an allocation whose intent was never recorded may not be recorded yet
+        for name in never:
             recorded.pop(name), booked.pop(name)
         assert recorded == booked
         told = await self.ledger.last_events(1000)

@@ -1,4 +1,6 @@
-"""How long a resuming tenant waits for room, and the host buffers that are ordered ahead of an eviction."""
+"""The time that a resuming tenant waits for room, and the host buffers that are ordered before an
+eviction.
+"""
 
 import asyncio
 import os
@@ -36,7 +38,7 @@ def tenant(name: str, state: State, gpu: str = GPU) -> Allocation:
 
 
 class Silent(Activities):
-    """Activities of tenants that answer nothing, and whose last report says `quiet`."""
+    """The activity of tenants that do not answer, and whose last report says `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(None)
@@ -61,8 +63,8 @@ class Finds(swaps.Swaps):
 
 
 def test_a_resume_waits_for_the_suspension_of_another_tenant_of_its_device() -> None:
-    """A resume waits for the suspension of another tenant of the device until that tenant's memory is on the
-    host: 23 s for 69 GiB on an H200.
+    """The resume waits until the memory of the other tenant is on the host, for 23 s for 69 GiB on an
+    H200.
     """
     beside = [tenant("b", State.SUSPENDING)]
     finds = Finds(beside)
@@ -82,7 +84,8 @@ def test_a_resume_waits_for_the_suspension_of_another_tenant_of_its_device() -> 
 @pytest.mark.parametrize(
     ("gpu", "seconds"),
     [
-        (GPU, 192.5 + 10),  # the other tenant leaves this device: the wait lasts as long as 69 GiB may take
+        # the other tenant leaves this device, so the wait lasts as long as 69 GiB may take
+        (GPU, 192.5 + 10),
         ("GPU-1", 10),  # the other tenant is about to move here, and takes no room yet
     ],
 )
@@ -111,7 +114,7 @@ class Goes(swaps.Swaps):
 
 
 def test_a_swap_out_waits_for_a_swap_thread_that_begins_late() -> None:
-    """The swap thread begins late while it allocates its host buffer, and on a loaded host."""
+    """The swap thread of libvgpu begins late while it allocates its host buffer, or on a loaded host."""
     goes = Goes(SwapPhase.HERE, quiet=True)
 
     async def goes_out() -> None:
@@ -164,14 +167,14 @@ class Lies(swaps.Swaps):
 def test_a_swap_of_a_lease_that_claims_a_pebibyte_is_awaited_only_as_long_as_its_limit_takes(
     phase: SwapPhase, wanted: SwapPhase, state: State
 ) -> None:
-    """The wait holds the turns of the device's other tenants."""
+    """Meanwhile the other tenants of the device cannot have their turns."""
     liar = Allocation("a", request("a"), state, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     with pytest.raises(VgpuError, match="its memory was not moved within 40 seconds"):
         clock.run(Lies(phase).until(liar, wanted))
 
 
 def test_a_lease_that_claims_a_pebibyte_is_not_refused_for_want_of_host_memory() -> None:
-    """A host check that believed the lease would keep the tenant on its device after its turn."""
+    """If the check of host memory believed the lease, the tenant would stay on its device after its turn."""
     liar = Allocation("a", request("a"), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     lies = Lies(SwapPhase.HERE, available_gib=9)
     lies.expect([liar], [])
@@ -179,7 +182,7 @@ def test_a_lease_that_claims_a_pebibyte_is_not_refused_for_want_of_host_memory()
 
 
 class Reports:
-    """A tenant whose libvgpu reports `calls` one second after a request, if it is not `stopped`."""
+    """A tenant whose libvgpu reports `calls` one second after a request, unless it is `stopped`."""
 
     def __init__(self, stopped: bool) -> None:
         self.calls, self.stopped = 9, stopped
@@ -227,8 +230,8 @@ def test_a_swap_out_waits_a_bounded_time_for_a_tenant_that_does_not_report() -> 
 
 
 class Buffers:
-    """Leases of tenants, each with its movable GiB and the GiB of its host buffer. Records which tenants make
-    buffers ahead.
+    """The leases of tenants, each with its movable GiB and the GiB of its host buffer. Records which tenants
+    make host buffers in advance.
     """
 
     def __init__(self, **gib: tuple[int, int]) -> None:
@@ -250,7 +253,9 @@ def running(name: str, gib: int = 8) -> Allocation:
 
 
 def table(buffers: Buffers, available_gib: int, limit_gib: int | None = None) -> HostTable:
-    """The table of tenants that run, on a host with `available_gib`, of which 1 GiB must stay free."""
+    """The table of host memory for running tenants, on a host with `available_gib`, of which 1 GiB must stay
+    free.
+    """
     book = Book()
     for name in buffers.gib:
         book.add(running(name))
@@ -270,8 +275,8 @@ def table(buffers: Buffers, available_gib: int, limit_gib: int | None = None) ->
 def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for(
     available_gib: int, ordered: dict[str, bool]
 ) -> None:
-    """The host has memory for the buffers of only some tenants. vgpud takes back an order that no longer
-    fits.
+    """The host has memory for the buffers of only some tenants. vgpud takes back the orders for which there
+    is no longer room.
     """
     buffers = Buffers(a=(4, 1), b=(5, 1), c=(2, 1))
     host = swaps.Swaps(
@@ -280,7 +285,7 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
             SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib)),
         )
     )
-    for _ in range(2):  # twice: the order of the first round does not take room from the second
+    for _ in range(2):  # twice, because the order of the first round must not take room from the second
         host.expect([running(name) for name in buffers.gib], [])
         assert buffers.ordered == ordered
     host.expect([], [running("gone"), running("a")])
@@ -310,7 +315,7 @@ def test_two_host_buffers_ordered_at_once_do_not_count_the_same_free_memory() ->
 
 
 def test_memory_of_a_half_made_host_buffer_is_not_counted_twice() -> None:
-    """The host has 4 GiB less by now, and the order has these 4 GiB too."""
+    """4 GiB of the buffer are made: the host has 4 GiB less, and the order still contains these 4 GiB."""
     buffers = Buffers(a=(8, 0), b=(3, 0))
     available = [12]
     book = Book()
@@ -336,7 +341,9 @@ def test_host_buffers_of_running_tenants_count_against_the_bound_of_the_policy()
 
 
 def test_a_lease_that_claims_too_much_memory_counts_with_the_limit_of_its_tenant() -> None:
-    """The lease is the tenant's to write: neither its memory nor its buffer can take the room of others."""
+    """The tenant can write its lease. Neither the claimed memory nor the claimed buffer may take the room of
+    others.
+    """
     host = table(Buffers(a=(1 << 20, 1 << 20), b=(4, 0)), available_gib=100, limit_gib=12)
     assert host.movable_bytes(running("a")) == 8 * GIB
     with host.ordered(running("a"), 1 << 60), host.ordered(running("b"), 4 * GIB):

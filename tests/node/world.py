@@ -1,4 +1,6 @@
-"""A small world for the keeper: fake devices, effectors that record their calls, a real ledger."""
+"""A small node for tests of the keeper: fake devices, effectors that record their calls, and a real
+ledger.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
