@@ -89,20 +89,20 @@ class _Keeper:
             os.close(pidfd)
 
     def hold(self, number: int, user: int, descriptor: int) -> bool:
-        """Returns False if the keeper has ended, is full, or reads no messages."""
+        """Sends the keeper a socket. Returns False if the keeper has ended, is full, or reads no messages."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
         self._left -= 1
         return self._left >= 0 and self._tell(_MESSAGE.pack(number, user), rights)
 
     def drop(self, number: int) -> bool:
-        """Returns False if the keeper has ended, or reads no messages."""
+        """Has the keeper close its copy. Returns False if the keeper has ended, or reads no messages."""
         return self._tell(_MESSAGE.pack(number, 0))
 
     def has_ended(self) -> bool:
         return self._is_ready(0, 0)
 
     def leave(self) -> None:
-        """Has the keeper close what it holds. Another one holds what is still open."""
+        """Has the keeper close its copies. Another keeper takes over the sockets that are still open."""
         self._line.close()
         self._process.poll()
 
@@ -137,7 +137,7 @@ class Untrusted(socket.socket):
     _number = 0
     _numbers = count(1)
     _running: _Keeper | None = None
-    # what the keeper holds, or the next one if there is none
+    # the sockets that the keeper holds, or if none runs, the next keeper is to hold
     _held: ClassVar[WeakSet["Untrusted"]] = WeakSet()
 
     def keep(self) -> bool:
@@ -202,13 +202,13 @@ class Untrusted(socket.socket):
 
 
 def renew_ended_keeper() -> None:
-    """If the keeper has ended, has another one hold what it held. Each accept and close does the same."""
+    """If the keeper has ended, starts another that holds the same sockets. Accept and close do the same."""
     if Untrusted._running is not None and Untrusted._running.has_ended():
         _renew()
 
 
 def _renew() -> None:
-    """Has another keeper hold all that is held. If that fails there is none, and nothing is held."""
+    """Has a new keeper hold all sockets of `_held`. If that fails, no keeper runs and no socket is held."""
     if Untrusted._running is not None:
         Untrusted._running.leave()
     Untrusted._running = None

@@ -31,8 +31,8 @@ _OPTIONS = (
     # for some five hundred users with as many.
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 4096),
-    # A stream takes 16 KiB until its message is read. The probe is off, so that a fast peer cannot increase
-    # that.
+    # A stream takes 16 KiB until its message is read. gRPC's bandwidth probe is off, so that a fast peer
+    # cannot increase this amount.
     ("grpc.http2.lookahead_bytes", 16 * 1024),
     ("grpc.http2.bdp_probe", 0),
     # Time limit for a peer that connects and sends nothing, or no HTTP/2.

@@ -60,7 +60,7 @@ class Charge:
     limits: Callable[[], MpsLimits | None]
     tenants: Callable[[], frozenset[int]]  # the uids of users whose programs may connect
     died: Callable[[str], None]
-    notice: Callable[..., None]  # gets a sentence, and `audited` if the audit trail has it
+    notice: Callable[..., None]  # takes a sentence; `audited` if the audit trail has it
     answer_seconds: float = 5.0
     owner_uuid: str = ""
     # the shares of the device's tenants, by the folders that the guard reads

@@ -44,8 +44,8 @@ def _one_card_first(
         bound = bool(musts) and not set(musts) <= set(names)
         enough = len(names) >= size
         # Cards that have all `musts` come first, then cards with enough ids. Among those with enough, the
-        # card with the fewest is the best start, or with `spread` the one with the most. If none has enough,
-        # the one with the most is.
+        # card with the fewest is the best start, or with `spread` the card with the most. If none has enough,
+        # the card with the most is the best start.
         return bound, not enough, -len(names) if spread or not enough else len(names)
 
     return [name for _, names in sorted(by_card.items(), key=key) for name in names]
