@@ -6,9 +6,9 @@
  *
  * vgpud and the arbiter start `vgpu-arbiter --keep` (keeper.h), and vgpud `vgpu-arbiter --receive BYTES` (receiver.h).
  *
- * It serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The kernel keeps
- * the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter finds every
- * tenant again, without a state file and without vgpud.
+ * The arbiter serves DIR/leases/<allocation>/arbiter.sock and takes orders on DIR/arbiter/control.sock (root). The
+ * kernel keeps the state of live processes (the locks on `usage` slots). So after a kill and a restart the arbiter
+ * finds every tenant again, without a state file and without vgpud.
  *
  * Exit status: 2 for wrong arguments, 3 if the folder's lock cannot be taken (another arbiter serves it), 1 for
  * anything else.

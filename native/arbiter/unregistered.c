@@ -54,7 +54,7 @@ static void find_out(void *data)
     close(claimed->usage_fd);
 }
 
-/* Finds unlocked slots on another thread. If the file cannot be opened, none are found. */
+/* Finds unlocked slots on another thread. If the file cannot be opened, or the lease is shut (rest.h), finds none. */
 static enum aside look(struct lease *lease, struct claimed *claimed)
 {
     uint64_t took_ns;

@@ -97,7 +97,8 @@ static uint64_t plus(uint64_t a, uint64_t b)
 }
 
 /*
- * Adds the counters of an ended process to the retired counters of the lease, so that the lease's sums do not decrease.
+ * Adds the counters of an ended process to the retired counters of the lease, so that the lease's sums do not decrease;
+ * of the peaks the larger one stays.
  */
 static void retire(int usage_fd, const struct vgpu_slot *slot)
 {

@@ -39,7 +39,10 @@ static CUresult touch(uint64_t pointer, uint64_t bytes)
     return cu.cuMemsetD2D8_v2(pointer, LARGE_PAGE_BYTES, 0x5a, 1, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES);
 }
 
-/* Allocates pieces until they have `total` bytes or a request is refused. The process keeps the pieces. */
+/*
+ * Allocates pieces, at most PIECES_MAX, until they have `total` bytes or a request is refused. The process keeps the
+ * pieces.
+ */
 static CUresult make_all(const struct options *options, uint64_t total, uint64_t piece_bytes, struct piece *pieces,
                          uint64_t *count)
 {

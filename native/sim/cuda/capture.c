@@ -294,7 +294,10 @@ bool cu_capture_has(CUevent event)
     return lives;
 }
 
-/* Refuses a call that needs the result of an event if the event was recorded only in a capture. */
+/*
+ * Refuses a call that needs the result of an event, if the event was recorded only in a capture, or as
+ * cu_capture_unsafe does.
+ */
 CUresult cu_capture_event(CUevent event)
 {
     if (!cu_capture_has(event))

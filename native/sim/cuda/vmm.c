@@ -392,7 +392,10 @@ static bool write_share(const struct physical *p)
     return pwrite(p->file, &share, sizeof(share), (off_t)p->size) == sizeof(share);
 }
 
-/* The process's own number of a card; -1: the process does not see it, and then the driver imports no memory of it. */
+/*
+ * Returns the process's own number of the card that has the memory; 0 for host memory. -1: the process does not see
+ * that card, so the driver does not import the memory.
+ */
 static int ordinal_of(const struct share *share)
 {
     if (share->prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
