@@ -210,6 +210,26 @@ def test_a_member_of_group_vgpu_can_allocate_and_another_user_cannot(machine: Ma
     assert allocations(machine) == {}
 
 
+def test_what_a_tenant_writes_to_its_usage_file_uses_up_nothing_of_run(machine: Machine) -> None:
+    """An attack: extended attributes of a file count to the inodes of its tmpfs."""
+    words = ("alloc", "--isolation", "quota", "--memory", "1GiB", "-o", "name")
+    allocation = ctl(machine, *words, user="alice").stdout.strip().split("/")[-1]
+    attack = (
+        "import os, sys\n"
+        "for number in range(3000):\n"
+        "    try:\n"
+        "        os.setxattr(sys.argv[1], f'user.{number}', bytes(65536))\n"
+        "    except OSError:\n"
+        "        break\n"
+    )
+    free = "stat -f -c %d /run"
+    before = int(machine.shell(free))
+    machine.run("python3", "-c", attack, f"/run/vgpud/leases/{allocation}/usage", user="alice")
+    after = int(machine.shell(free))
+    ctl(machine, "release", allocation)
+    assert after > before - 10_000
+
+
 def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
     command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "2GiB", "--"]
     done = machine.run(*command, PROBE, "fill", "--piece", str(32 * MIB), user="alice")
