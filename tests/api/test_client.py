@@ -1,4 +1,4 @@
-"""The client before it reaches a daemon: its imports, and its choice of a socket."""
+"""The API client before it reaches a daemon: its imports, and its choice of a socket."""
 
 import os
 import subprocess
@@ -98,8 +98,8 @@ def test_a_socket_without_a_listener_is_reported_as_an_unreachable_daemon(tmp_pa
 
 
 def test_each_client_opens_its_own_connection() -> None:
-    """By default, channels of a process to one address share a connection. A new client could get the
-    connection of a vgpud that has been restarted since.
+    """By default the channels of one process to one address share a connection. A new client could then get a
+    connection to a vgpud that has been restarted since.
     """
     with tempfile.TemporaryDirectory(prefix="vgpud-") as folder:  # a short path, as a Unix socket needs
         server = Daemon(Path(folder) / "vgpud.sock")

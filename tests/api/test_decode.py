@@ -1,4 +1,4 @@
-"""Requests as received from clients: which are decoded exactly, and which are refused."""
+"""Requests as clients send them: which are decoded exactly, and which are refused."""
 
 import math
 from types import SimpleNamespace
@@ -165,7 +165,7 @@ def test_an_owner_has_both_uid_and_gid_or_is_refused() -> None:
 
 
 def test_only_a_few_of_many_unknown_fields_of_a_request_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request may contain 40 000 unknown fields, and is decoded on the event loop."""
+    """A request may contain 40 000 unknown fields, and vgpud decodes it on the event loop."""
     looked: list[int] = []
 
     class Many:

@@ -1,4 +1,4 @@
-"""The manual has every call and every error."""
+"""docs/api.md has every call and every error."""
 
 from pathlib import Path
 

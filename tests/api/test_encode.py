@@ -1,4 +1,4 @@
-"""Replies contain every field of the model and no private field."""
+"""Replies contain every field of the model that clients may see, and no other field."""
 
 from vgpud.api import encode
 from vgpud.model.device import (

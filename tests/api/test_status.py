@@ -14,7 +14,9 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 class Failing:
-    """A plain grpcio server on which every GetNode ends with `status`, or with gRPC's own (code, text)."""
+    """A plain grpcio server on which every GetNode call ends with `status`, or with an error of gRPC itself
+    (code, text).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
