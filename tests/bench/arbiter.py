@@ -57,7 +57,7 @@ class Honest:
 
 @contextmanager
 def attack(name: str, lease: Path) -> Iterator[None]:
-    """Runs the attack during the block, and ends its processes after it."""
+    """Runs the attack during the block, and ends its processes afterwards."""
     words = [sys.executable, "-m", "tests.bench.arbiter_attackers", name, str(lease)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     assert one.stdout is not None

@@ -19,7 +19,8 @@ from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
 from vgpud import lease_layout as layout
 
 Done = Callable[[], None]
-# With so many locks on a file, one F_GETLK of the arbiter stays below ASIDE_MAX_NS (native/arbiter/aside.h).
+# with this many locks on a file, an F_GETLK of the arbiter takes less than ASIDE_MAX_NS
+# (native/arbiter/aside.h)
 SHORT_LOOK_LOCKS = 1500
 OTHER_LEASE = "attackers-other"
 GRANT = 6
@@ -54,7 +55,7 @@ def nothing(lease: Path, stands: Done) -> None:
 
 
 def locks_and_bad_packets(lease: Path, stands: Done, locks: int) -> None:
-    """Each slot has an owner, so the arbiter checks each, and each check goes through all locks."""
+    """Every slot is marked as used, so the arbiter checks each, and each check goes through all locks."""
     usage = _locked(lease, locks)
     for slot in range(layout.MAX_SLOTS):
         os.pwrite(usage, b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
@@ -130,8 +131,8 @@ def deaths(lease: Path, stands: Done) -> None:
 
 
 def slots_of_one(lease: Path, stands: Done) -> None:
-    """One process registers again and again, each time in another slot. At each registration the arbiter
-    checks all slots that the process had before.
+    """One process registers repeatedly, each time in another slot. At each registration the arbiter checks
+    all slots that the process had before.
     """
     _locked(lease, SHORT_LOOK_LOCKS)
     stands()
@@ -147,8 +148,8 @@ def slots_of_one(lease: Path, stands: Done) -> None:
 
 
 def hang_ups(lease: Path, stands: Done) -> None:
-    """200 registered processes close their connections at once and keep their locks. For each the arbiter
-    queries the locks, and again at its next tick.
+    """200 registered processes close their connections at once and keep their locks. The arbiter queries the
+    locks for each of them, and again at its next tick.
     """
     _locked(lease, SHORT_LOOK_LOCKS)
     held: list[Tenant] = []
@@ -167,8 +168,8 @@ def hang_ups(lease: Path, stands: Done) -> None:
 
 
 def holes(lease: Path, stands: Done) -> None:
-    """Allocates 2 GiB of blocks in `usage`, again and again, and punches a hole into it: until the hole is
-    made, a page fault in it waits. In the meantime the tenant uses its device, so the arbiter writes its
+    """Allocates 2 GiB of blocks in `usage`, again and again, and punches a hole into them. A page fault in
+    the hole waits until it is made. Meanwhile the tenant uses its device, so that the arbiter writes its
     counters there.
     """
     usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
@@ -240,7 +241,8 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        # lowest priority: the bench measures the arbiter's work, not the competition for processors
+        # lowest priority, because the bench measures the arbiter's work and not the competition for
+        # processors
         os.nice(19)
         try:
             ATTACKS[name](lease, lambda: print("stands", flush=True))

@@ -37,7 +37,7 @@ def nothing(run_dir: Path, stands: Done) -> None:
 
 
 def computing(run_dir: Path, stands: Done) -> None:
-    """Uses only the processor: shows the cost of attackers that do not call vgpud."""
+    """Uses only the processor, to show the cost of attackers that do not call vgpud."""
     stands()
     while True:
         one, other = socket.socketpair()
@@ -70,7 +70,7 @@ def connects(run_dir: Path, stands: Done) -> None:
 
 
 def configs(run_dir: Path, stands: Done) -> None:
-    """Sends config.json files of a megabyte to runtime.sock, 16 at a time, repeatedly."""
+    """Sends config.json files of a megabyte to runtime.sock, 16 at a time, again and again."""
     bodies = tuple(_configs())
     stands()
     while True:
@@ -138,7 +138,7 @@ def messages(run_dir: Path, stands: Done) -> None:
         b"\x32" + _varint(MESSAGE_BYTES) + b"\x0a\x00" * (MESSAGE_BYTES // 2),
         bytes([0x3B]) * (MESSAGE_BYTES // 2),  # nested groups
     )
-    import grpc  # imported only in this process, because grpc does not work across fork
+    import grpc  # imported only in this process, because grpc does not work after a fork
 
     stands()
     while True:
@@ -276,12 +276,12 @@ def main() -> None:
             os.setresgid(0, 0, 0)
             uid = FIRST_UID + number
             os.setresuid(uid, uid, uid)
-            # lowest priority: the bench measures vgpud's work, not the competition for processors
+            # lowest priority, because the bench measures vgpud's work and not the competition for processors
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             try:
                 ATTACKS[name](run_dir, _stands)
             finally:
-                _stands()  # the bench waits for this line, also if vgpud has closed the attacker's connection
+                _stands()  # the bench waits for this line, even if vgpud has closed the attacker's connection
                 os._exit(1)
         children.append(child)
     sys.stdin.read()

@@ -82,7 +82,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latency_row(what: str, seconds: Sequence[float], elapsed: float | None = None, note: str = "") -> Row:
-    """`elapsed` is the wall time of all calls together, in seconds."""
+    """A row for these latencies. `elapsed` is the wall time of all calls together, in seconds."""
     return Row(
         what,
         p50_us=percentile(seconds, 50) * 1e6,

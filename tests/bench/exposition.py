@@ -1,4 +1,4 @@
-"""The text for Prometheus, made by vgpud's own renderer and by prometheus_client from the same samples."""
+"""The text for Prometheus, made from the same samples by vgpud's renderer and by prometheus_client."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def run() -> Report:
 
 
 class _Source(Collector):
-    """Gives prometheus_client the samples, as a daemon would that has them in objects of its own."""
+    """Gives prometheus_client the samples, as a daemon does that keeps them in objects of its own."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

@@ -84,7 +84,7 @@ def _start(report: Report, node: BenchNode) -> None:
 
 
 def _idle(report: Report, node: BenchNode, seconds: float) -> None:
-    time.sleep(1.0)  # vgpud completes the work that its start postpones
+    time.sleep(1.0)  # vgpud completes the work that it postpones at its start
     before = node.cpu_seconds()
     time.sleep(seconds)
     percent = (node.cpu_seconds() - before) / seconds * 100

@@ -69,7 +69,7 @@ def replay(traces: Sequence[Trace], rules: Rules, days: float, patient: bool = T
         for n, trace in enumerate(traces)
     ]
     left = [sum(until - since for since, until in trace.spells) for trace in traces]
-    due = [0.0] * len(traces)  # seconds of work by tenant that are due and not done yet
+    due = [0.0] * len(traces)  # for each tenant, seconds of work that are due and not done yet
     upcoming = [list(reversed(trace.spells)) for trace in traces]
     counts = [0] * len(traces)
     found, moving, until, now = Outcome(), -1, 0.0, 0.0

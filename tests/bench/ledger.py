@@ -1,4 +1,4 @@
-"""The ledger beside a bare SQLite commit: intents of 1, 16 and 64 callers, commits, loading."""
+"""The ledger beside bare SQLite commits: intents of 1, 16 and 64 callers, commits, loading."""
 
 import asyncio
 import tempfile

@@ -25,8 +25,8 @@ class BenchNode(DemoNode):
         super().__init__(policy)
 
     def until_ready(self, timeout_seconds: float = 60) -> float:
-        """Returns the seconds from fork to READY=1 on the notify socket. Otherwise raises RuntimeError with
-        the end of the log.
+        """Returns the seconds from the fork to READY=1 on the notify socket. If that does not come, raises
+        RuntimeError with the end of the log.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
             address = self.folder / "notify"
@@ -68,7 +68,7 @@ class BenchNode(DemoNode):
         raise RuntimeError("the daemon is gone")
 
     def cpu_seconds(self) -> float:
-        """User and system time so far: fields 14 and 15 of /proc/PID/stat (proc(5))."""
+        """The processor time so far, user and system: fields 14 and 15 of /proc/PID/stat (proc(5))."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -43,7 +43,7 @@ class Cost:
     fixed: float
     out_a_gib: float
     in_a_gib: float
-    beside: bool  # whether one tenant comes in while another goes out
+    beside: bool  # whether one tenant may come in while another goes out
 
 
 EVICTION = Cost(0.05, 0.02, 0.02, True)
@@ -111,7 +111,8 @@ class Card:
         self._due = [0.0] * len(pods)
         # for each pod, the times at which work became due that waits for memory
         self._asked: list[list[float]] = [[] for _ in pods]
-        self._done_at: dict[int, float] = {}  # pod -> the time at which its move between host and card ends
+        # for each pod, the time at which its move between host and card ends
+        self._done_at: dict[int, float] = {}
         stays = ((GPU, int(CONTEXT_GIB * GIB)),) if cost.beside else ()
         limits = [int((limit_gib or pod.gib + CONTEXT_GIB) * GIB) for pod in pods]
         self._tenants = [

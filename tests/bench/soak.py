@@ -21,8 +21,8 @@ MODES: tuple[dict[str, object], ...] = (
 
 
 def run(cycles: int) -> Report:
-    """Mostly quota allocations. Every tenth allocation is of one of MODES, in turn. Some are resized, and the
-    metrics are scraped.
+    """Makes mostly quota allocations. Every tenth allocation is of one of MODES, in turn. Some are resized,
+    and the metrics are scraped.
     """
     report = Report("soak")
     node = BenchNode()

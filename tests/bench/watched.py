@@ -1,8 +1,8 @@
 """`python -m tests.bench.watched FILE`: runs vgpud and writes the stops of its event loop to FILE.
 
-A timer of 2 ms runs on the loop. FILE has two doubles, both in seconds: the timer's longest delay (including
+A timer of 2 ms runs on the loop. FILE has two figures, in seconds: the longest delay of the timer (including
 the time in which other threads and programs had the processor), and the longest processor time of the loop's
-thread between two ticks of the timer. Another process sets them to 0 and reads them.
+thread between two ticks. Another process sets them to 0 and reads them.
 """
 
 import asyncio
