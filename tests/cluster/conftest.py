@@ -1,4 +1,6 @@
-"""A real one-node cluster for all tests of the room. Each test has an empty node and its own policy."""
+"""Fixtures: a real cluster of one node for all tests of this folder. Each test has an empty node and a policy
+of its own.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ def etcd() -> Path:
 
 
 def cluster_node(node: DemoNode, kubeconfig: Path) -> None:
-    """Prepares a node, which is not started, for the cluster's kubelet."""
+    """Prepares a node that is not started for the kubelet of the cluster."""
     client = official.client() or unmet("python-index", official.why)
     root = node.folder / "k"
     root.mkdir()
@@ -41,7 +43,7 @@ def cluster_node(node: DemoNode, kubeconfig: Path) -> None:
         "VGPUD_DEVICE_PLUGINS_DIR": str(fixed_plugins(root)),
         "VGPUD_KUBECONFIG": str(kubeconfig),
         "VGPUD_NODE_NAME": "node-1",
-        # the client writes the kubeconfig's certificates there, and a killed vgpud leaves them
+        # the client writes the certificates of the kubeconfig there, and a killed vgpud leaves them
         "TMPDIR": str(node.folder),
     }
 
@@ -88,7 +90,7 @@ def shared_pods(
 
 @pytest.fixture
 def on_policy(shared_pods: Pods) -> Iterator[OnPolicy]:
-    """A function that starts vgpud with a policy. After the test the node is empty."""
+    """A function that starts vgpud with a policy. After the test the node is emptied."""
     node = shared_pods.cluster.node
 
     def start(policy: str) -> Pods:

@@ -23,9 +23,9 @@ from tests.runtime.containerd import Containerd, documented_config
 
 NODE = "node-1"
 START_SECONDS = 300
-#: the kubelet uses this folder whatever its root folder is
+#: the kubelet uses this constant folder, whatever its root folder is
 DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")
-#: the gates that docs/kubernetes.md names, which are off by default before 1.36
+#: the feature gates that docs/kubernetes.md names, which are off by default before 1.36
 GATES = ("DRAConsumableCapacity", "DRADeviceTaints", "DRAExtendedResource", "DRAPartitionableDevices")
 CNI = """#!/bin/sh
 # a network plugin: an address that is never used
@@ -180,7 +180,7 @@ class Cluster:
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "maxPods": 250,
-            # the kubelet prepares a failed claim again after this time; by default after 60 to 90 s
+            # the kubelet tries to prepare a failed claim again after this time; by default after 60 to 90 s
             "syncFrequency": "1s",
             "nodeStatusUpdateFrequency": "1s",
         }
@@ -201,12 +201,13 @@ class Cluster:
     def _api_words(self, gates: bool) -> list[str]:
         return [
             _gate_word(gates),
-            # with DRADeviceTaints other programs watch this API; a server that lacks it says so and goes on
+            # with DRADeviceTaints other programs watch this version of the API; a server that lacks it only
+            # logs that
             "--runtime-config=resource.k8s.io/v1alpha3=true",
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._api_port}",
-            # a documentation address that is never used, because the API server refuses a loopback address
+            # an address for documentation, which is never used; the API server refuses a loopback address
             "--advertise-address=198.51.100.1",
             "--endpoint-reconciler-type=none",
             f"--cert-dir={self.folder}/pki",
@@ -249,7 +250,7 @@ class Cluster:
             f"--hostname-override={NODE}",
             f"--root-dir={self.root}",
             f"--cert-dir={self.folder}/kubelet-pki",
-            "--vmodule=kubelet=4",  # the log has the time of each pod's end
+            "--vmodule=kubelet=4",  # with this level the log has the time of each pod's end
         ]
         # in the kubelet's mount namespace a folder of the test lies over the kubelet's constant folder
         own = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -302,8 +303,8 @@ class Cluster:
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def reboot(self) -> None:
-        """Ends all processes of the node, empties /run, and starts the node's services in the order of
-        vgpud's unit. The control plane, as on another machine, runs on.
+        """Ends all processes of the node, empties /run, and starts the node's services in the order that
+        vgpud's unit sets. The control plane runs on, as on another machine.
         """
         self.kubelet.kill()
         self.containerd.kill()
@@ -375,7 +376,7 @@ def cluster_config(release: str, node: DemoNode, folder: Path, base_spec: Path) 
 
 
 def write_base_spec(ctr: Path, state: str, path: Path) -> None:
-    """containerd's default specification of containers, with the simulated node's state."""
+    """Writes containerd's default specification of containers, with the state of the simulated node added."""
     shown = subprocess.run([ctr, "oci", "spec"], capture_output=True, text=True, check=True)
     spec = json.loads(shown.stdout)
     spec["process"]["env"] = [f"VGPU_SIM_STATE={state}"]

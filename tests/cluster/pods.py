@@ -1,4 +1,4 @@
-"""Pods on the cluster, and what a test asks of them."""
+"""Pods on the cluster, and the questions that tests ask about them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,9 @@ class Pods:
         return self.status(name)
 
     def restarted(self, name: str) -> bool:
-        """Does the pod's first container run again after its first end? Fails if the pod has ended."""
+        """Returns whether the pod's first container runs again after its first end. Fails if the pod has
+        ended.
+        """
         status = self.status(name)
         assert status["phase"] not in ("Failed", "Succeeded"), f"{status} {self.events(name)}"
         (first, *_) = status["containerStatuses"]
@@ -81,8 +83,8 @@ class Pods:
         return self.cri.run(first["containerID"].partition("://")[2], *words)
 
     def mib(self, container_id: str) -> int:
-        """The memory of the container's card by nvidia-smi. The simulated driver shows all cards to each
-        container, as it knows no device nodes; only the container's own is limited.
+        """The memory of the container's card by nvidia-smi. The simulated driver does not know device nodes
+        and shows all cards to each container, but limits only the container's own.
         """
         shown = self.cri.run(container_id.partition("://")[2], *SMI)
         return min(int(line.split()[0]) for line in shown.splitlines())

@@ -27,7 +27,7 @@ from tests.kubelet.storm import SIZES
 from tests.runtime.conftest import made_rootfs
 
 PROGRAM = "nvidia-smi --query-gpu=memory.total --format=csv,noheader; sleep {seconds:.1f}; echo end"
-# The kubelet has ended a pod. From then on PodResources does not list it.
+# The kubelet's log line for the end of a pod. From then on PodResources does not list the pod.
 POD_ENDED = re.compile(
     r'^I(\d{4} \S+) .*"Pod termination stopped all running containers" pod="default/(\w+)"', re.M
 )
@@ -42,9 +42,10 @@ class Storm:
     kills: int
     restarts: int
     at_once: int = 8
-    refused: int = 0  # pods in whose place a new one was made
-    unread: int = 0  # pods whose log the kubelet has removed, in whose place a new one was made
-    ended: dict[str, datetime] = field(default_factory=dict)  # by pod: the time of its program's last line
+    refused: int = 0  # the number of pods that were refused and made again
+    unread: int = 0  # the number of pods whose log the kubelet has removed, and that were made again
+    # the time of the last line of each pod's program
+    ended: dict[str, datetime] = field(default_factory=dict)
     blows: list[tuple[float, float]] = field(default_factory=list)  # begin and end of kills, in seconds
 
     def __post_init__(self) -> None:
@@ -78,8 +79,8 @@ class Storm:
                 yield one["metadata"]["name"], one["status"]
 
     def _is_over(self, name: str, status: Any) -> bool:
-        """Has the pod ended? Records its outcome. A failed pod has not run its program; another pod takes its
-        place.
+        """Returns whether the pod has ended, and records its outcome. A failed pod has not run its program,
+        and another pod takes its place.
         """
         if status["phase"] not in ("Succeeded", "Failed"):
             return False
@@ -113,8 +114,8 @@ class Storm:
             self.blows.append((began, time.time()))
 
     def freed_seconds(self) -> Iterator[tuple[float, float]]:
-        """For the pods around whose end nothing was killed: the time from the end of the program, and from
-        that of the pod, until the memory is free.
+        """For each pod around whose end nothing was killed: the seconds from the end of its program, and from
+        the end of the pod, until its memory is free.
         """
         with client(self.pods.cluster.node) as calls:
             events = [e for e in calls.list_events(1000).events if e.kind == "allocation_released"]
@@ -128,7 +129,7 @@ class Storm:
                 yield times[-1] - end.timestamp(), times[-1] - ends[name]
 
     def _ends(self) -> dict[str, float]:
-        """The times at which the kubelet ended the pods, by its log."""
+        """The times at which the kubelet ended the pods, according to its log."""
         year = datetime.now().astimezone().year
         return {
             name: datetime.strptime(f"{year}{text}", "%Y%m%d %H:%M:%S.%f").astimezone().timestamp()

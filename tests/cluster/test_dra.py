@@ -1,4 +1,4 @@
-"""Claims on a real cluster, with the objects and steps of docs/kubernetes.md."""
+"""DRA claims on a real cluster, with the objects and steps of docs/kubernetes.md."""
 
 import json
 from functools import partial
@@ -42,14 +42,14 @@ QUOTA = 'version = 1\n[[device]]\nmode = "preload"\n'
 
 @pytest.fixture
 def with_dra(on_policy: OnPolicy) -> Any:
-    """Like `on_policy`, on a cluster that was prepared as the page says."""
+    """As `on_policy`, on a cluster that is prepared as docs/kubernetes.md says."""
 
     def start(policy: str) -> Pods:
         pods = on_policy(policy)
         prepare(pods)
         # vgpud reads its kubeconfig only at its start
         pods.cluster.node.stop()
-        # the slices of the earlier policy, whose devices a claim must not get
+        # these are slices of the earlier policy, and a claim must not get their devices
         pods.cluster.kubectl("delete", "resourceslices", "--all", "--wait=true")
         pods.cluster.node.start()
         eventually(lambda: slices(pods), "slices are published")
@@ -59,7 +59,7 @@ def with_dra(on_policy: OnPolicy) -> Any:
 
 
 def prepare(pods: Pods) -> None:
-    """The steps of the page, with a kubeconfig for the node."""
+    """Follows the steps of docs/kubernetes.md, with a kubeconfig for the node."""
     call, config = pods.cluster.kubectl, str(pods.cluster.folder / "vgpud.conf")
     call("apply", "-f", str(MANIFESTS / "rbac.yaml"), "-f", str(MANIFESTS / "deviceclasses.yaml"))
     if Path(config).exists():
@@ -116,7 +116,7 @@ def running(pods: Pods, name: str) -> None:
 
 
 def ready(pods: Pods, name: str) -> bool:
-    """Does the claim's status say of each device of the pod that it is ready?"""
+    """Returns whether the claim's status says that each device of the pod is ready."""
     claims = [one["status"] for one in pods.cluster.get("resourceclaims")]
     (status,) = (one for one in claims if [pod["name"] for pod in one.get("reservedFor", ())] == [name])
     conditions = [one["conditions"] for one in status.get("devices", ())]
@@ -297,7 +297,7 @@ def test_a_pod_with_admin_access_sees_a_card_and_gets_no_allocation(with_dra: On
 
 
 def test_the_status_of_a_pod_shows_that_its_card_is_unwell(with_dra: OnPolicy) -> None:
-    """Before Kubernetes 1.36 only the taints of the cards say so."""
+    """Before Kubernetes 1.36 only the taints of the cards show this."""
     pods = with_dra(QUOTA + DRA)
     pods.create(template("five", "vgpu-quota", "5Gi"), claiming("p", "five"))
     running(pods, "p")
@@ -333,7 +333,7 @@ def test_an_extended_resource_of_a_device_class_is_granted_as_a_claim(with_dra: 
 
 
 def test_vgpud_follows_feature_gates_that_are_turned_off_and_on(with_dra: OnPolicy) -> None:
-    """Without DRAConsumableCapacity a shared card is one claim's, so no card is overcommitted."""
+    """Without DRAConsumableCapacity a shared card belongs to one claim, so no card is overcommitted."""
     pods = with_dra(KINDS + DRA)
     keys = {"allowMultipleAllocations", "consumesCounters"}
 
@@ -361,7 +361,9 @@ def test_vgpud_follows_feature_gates_that_are_turned_off_and_on(with_dra: OnPoli
 
 
 def test_claims_and_extended_resources_share_a_node_without_overcommitment(with_dra: OnPolicy) -> None:
-    """The device plugin's memory is taken off the published capacity, and a claim's off the plugin's."""
+    """The memory of the device plugin is subtracted from the capacity that DRA publishes, and that of claims
+    from the plugin's.
+    """
     pods = with_dra(UNITS.replace('"auto"', '"preload"') + DRA)
     served(pods, 8 * 130)
     pods.create(template("ninety", "vgpu-quota", "90Gi"))

@@ -1,4 +1,4 @@
-"""The device plugin behind a real kubelet, scheduler and containerd."""
+"""vgpud's device plugin with a real kubelet, scheduler and containerd."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_a_container_with_two_resources_does_not_start(on_policy: OnPolicy) -> N
     assert pods.phase("p") != "Running"
 
 
-#: GiB of the init containers, GiB of the containers, GiB of the pod's allocation while its containers run
+#: GiB of the init containers, GiB of the containers, and GiB of the pod's allocation while its containers run
 INITS = [
     ((2,), (1,), 2),
     ((1,), (2,), 2),
@@ -203,7 +203,9 @@ def test_a_pod_that_is_deleted_by_force_releases_its_slice(on_policy: OnPolicy) 
 
 
 def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_memory(on_policy: OnPolicy) -> None:
-    """Its init, which runc made, waits for ever for a start that does not come."""
+    """runc has made the init process of the container, which waits for ever for a start that does not
+    come.
+    """
     pods = on_policy(f"{UNITS}[kubelet]\nrelease_seconds = 1\ncheck_seconds = 1\n")
     served(pods, 100)
     lost = pods.cluster.folder / "lose"
@@ -228,8 +230,8 @@ def test_a_container_that_its_runtime_lost_before_its_start_keeps_no_memory(on_p
 def test_a_deployment_that_fits_no_card_stops_failing_at_the_kubelets_next_report(
     on_policy: OnPolicy,
 ) -> None:
-    """The sum of the node's free memory is enough for one more pod, but no single card has room for it. The
-    pod fails until the kubelet reports the smaller offer that vgpud makes after the first failure.
+    """The free memory of the node is enough for one more pod, but no single card has room for it. Pods fail
+    until the kubelet reports the smaller offer that vgpud makes after the first failure.
     """
     pods = on_policy(UNITS)
     served(pods, 8 * 130)
