@@ -1,4 +1,4 @@
-"""Replies of a small node with three devices, one of them in MIG mode, and two allocations."""
+"""Prepared replies of a small node: three devices, one of them in MIG mode, and two allocations."""
 
 import json
 import time
@@ -223,8 +223,8 @@ def event(revision: int, sentence: str = "released") -> pb.Event:
 
 
 def usage(used_ns: int = 0, waited_ns: int = 0, **meter: object) -> pb.UsageReply:
-    """Usage of `allocations`: the first is metered by a lease, the second by NVML alone. The third device has
-    no figures.
+    """The usage of `allocations`: the first is metered by a lease, and the second only by NVML. The third
+    device has no figures.
     """
     first, second = allocations().allocations
     lease: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""vgpuctl as users run it: a separate process, and a server on a Unix socket."""
+"""Fixtures: vgpuctl as users run it, in a process of its own, and a server on a Unix socket."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 def environment(socket: Path | None = None) -> dict[str, str]:
-    """A minimal environment, so the caller's variables change nothing."""
+    """A minimal environment, so that variables of the test's caller have no effect."""
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     return base if socket is None else {**base, "VGPUD_SOCKET": str(socket)}
 

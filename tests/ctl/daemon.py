@@ -1,4 +1,4 @@
-"""A real gRPC server on a Unix socket that sends canned replies and records the requests."""
+"""A real gRPC server on a Unix socket that sends prepared replies and records the requests."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,9 @@ METHODS = (
 
 
 class Daemon:
-    """`replies` maps a method to a message, to a VgpuError that is raised, or to a function."""
+    """A fake daemon. `replies` maps a method to a message, to a VgpuError that is raised, or to a
+    function.
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -67,7 +69,7 @@ class Daemon:
             setattr(self, method, self._answer(method))
 
     def __getattr__(self, name: str) -> Any:
-        """A method without a reply is answered as unimplemented."""
+        """Answers a method that has no reply as unimplemented."""
         return partial(getattr(VgpudServicer, name), self)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of doctor that look at files of the host."""
+"""Checks of `vgpuctl doctor` that read files of the host."""
 
 import hashlib
 import os

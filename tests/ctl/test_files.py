@@ -1,4 +1,6 @@
-"""Files named on the command line: whatever they contain, the answer is quick, and an error has a hint."""
+"""Files named on the command line of vgpuctl. Whatever they contain, the answer is quick and an error has a
+hint.
+"""
 
 import os
 from collections.abc import Callable
@@ -15,7 +17,7 @@ VERBS = ["alloc -f", "plan -f", "policy test", "convert hami", "mig import"]
 
 @pytest.fixture
 def ask(daemon: Daemon) -> Callable[[str], Done]:
-    """Runs vgpuctl in a process of its own, which a file without an end could hold up."""
+    """Runs vgpuctl in a process of its own, because a file without an end could block it."""
 
     def run(line: str) -> Done:
         process = prepared.ctl(line.split(), environment(daemon.socket))

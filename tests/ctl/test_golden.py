@@ -1,4 +1,4 @@
-"""The whole output of verbs: tables for people, documents for scripts.
+"""The whole output of vgpuctl's verbs: tables for people, documents for scripts.
 
 Files in golden/ are edited by hand, together with the change of output.
 """

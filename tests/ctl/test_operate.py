@@ -1,4 +1,6 @@
-"""The verbs for daily work: ps, why, events, doctor, bug-report, policy diff and test, completions."""
+"""The verbs of vgpuctl for daily work: ps, why, events, doctor, bug-report, policy diff and test,
+completions.
+"""
 
 import json
 import os
@@ -517,9 +519,7 @@ def test_policy_test_names_a_mistake_in_a_case(main: Ctl, tmp_path: Path, case: 
 
 
 def test_policy_test_names_the_refused_tenant_of_a_case(main: Ctl, tmp_path: Path) -> None:
-    """The error names the held tenant of the case. Without its name the refusal would read as that of the
-    case's request.
-    """
+    """Without the name of the held tenant, the error would seem to be about the request of the case."""
     (tmp_path / "policy.toml").write_text(POLICY)
     cases = tmp_path / "cases.toml"
     cases.write_text(

@@ -1,4 +1,6 @@
-"""Command lines: what is accepted, what is refused with which hint, and that --help loads few modules."""
+"""Command lines of vgpuctl: what is accepted, what is refused with which hint, and that --help loads few
+modules.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a terminal shows while a tenant is suspended, resumed or moved."""
+"""The progress that vgpuctl shows in a terminal while a tenant is suspended, resumed or moved."""
 
 import re
 import signal
@@ -60,7 +60,9 @@ def test_the_progress_line_does_not_wrap_in_a_narrow_terminal(daemon: Daemon, re
 
 
 def test_a_defragmentation_shows_what_is_still_to_be_moved(daemon: Daemon, ready: threading.Event) -> None:
-    """Of 3 GiB in two moves 1 GiB has arrived: the canned tenant is on device A."""
+    """Two moves of 3 GiB together are planned. 1 GiB has been moved, because the tenant of the prepared reply
+    is on device A.
+    """
     moves = [
         pb.TenantMove(allocation_id="a1b2c3d4", source=canned.B, target=canned.A, memory_bytes=canned.GIB),
         pb.TenantMove(allocation_id="c3d4", source=canned.A, target=canned.B, memory_bytes=2 * canned.GIB),

@@ -1,4 +1,4 @@
-"""`vgpuctl run`: the command replaces vgpuctl's process and inherits nothing of it."""
+"""`vgpuctl run`: the command replaces the process of vgpuctl and inherits nothing of it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 @pytest.fixture(autouse=True)
 def plain_edits(daemon: Daemon) -> None:
-    """Edits without a preload library. ld.so would print an error for a missing one."""
+    """Edits without a preload library, because ld.so would print an error for a missing one."""
     item = canned.preload()
     item.edits.CopyFrom(
         pb.Edits(env={"WHO": "container", "CUDA_VISIBLE_DEVICES": canned.A}, host_env={"WHO": "host"})

@@ -1,4 +1,4 @@
-"""Tables: aligned, safe for a terminal, and the same at every width."""
+"""vgpuctl's tables are aligned and safe for a terminal, whatever its width."""
 
 import io
 

@@ -59,7 +59,7 @@ def test_rates_are_computed_between_two_samples() -> None:
     assert row.overrun_percent == pytest.approx(1.0)
     assert row.bypasses == 2
     (other,) = [row for row in rows if row.allocation == "e5f6a7b8"]
-    assert other.share_used_percent is None  # the mode of the second device has no meter of compute time
+    assert other.share_used_percent is None  # the mode of the second device does not meter compute time
     first = tenant_rows(look(12.0, 10**9), None, 0)
     assert {row.share_used_percent for row in first} == {None}
 

@@ -1,4 +1,4 @@
-"""The request that each verb sends, its output, and its exit status."""
+"""The request that each verb of vgpuctl sends, its output, and its exit status."""
 
 import json
 import os

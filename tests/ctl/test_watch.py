@@ -16,7 +16,7 @@ from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# a shell starts background processes with SIGINT ignored
+# resets SIGINT, because a shell starts background processes with SIGINT ignored
 PROGRAM = (
     "import signal, sys\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
