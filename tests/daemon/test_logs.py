@@ -1,4 +1,6 @@
-"""Lines in the journal: fields, message ids that the catalog explains, rate limits, and the audit trail."""
+"""Lines in the journal: fields, message ids that the message catalog explains, rate limits, and the audit
+trail.
+"""
 
 import os
 import pty
@@ -59,7 +61,7 @@ def test_the_message_text_of_a_journal_line_has_all_fields() -> None:
     assert logs.journal_message(listed) == 'x: waiting="" lost="7: a1, 8: a2"'
     failed = logs.journal_message({"event": "a bug", "uid": 7, "exception": "Traceback\n  here"})
     assert failed == "a bug: uid=7\nTraceback\n  here"
-    # a field's value can neither add a line to the journal nor move the reader's cursor
+    # the value of a field can neither add a line to the journal nor move the reader's cursor
     assert logs.journal_message({"event": "x", "label": "a\x1b[2J"}) == 'x: label="a\\u001b[2J"'
     assert logs.journal_message({"event": "x", "label": "Büro 1"}) == 'x: label="Büro 1"'
     assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
@@ -96,7 +98,7 @@ def test_the_message_catalog_explains_all_message_ids_and_no_others() -> None:
 
 
 def test_the_message_catalog_names_only_fields_that_log_lines_have() -> None:
-    """journalctl shows a field that no line has as its bare name."""
+    """For a field that no line has, journalctl shows only the name."""
     source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
     named = set(re.findall(r"@VGPUD_([A-Z_]+)@", CATALOG.read_text()))
     given = set(re.findall(r"\b([a-z_]+)=", source)) | set(re.findall(r'"([a-z_]+)":', source))

@@ -1,4 +1,6 @@
-"""Where the run folder may be: a container's root can make set-user-ID files in it."""
+"""The run folder is only on mounts where set-user-id and device files have no effect, because root in a
+container can make such files in it.
+"""
 
 import os
 from collections.abc import Callable
@@ -51,8 +53,8 @@ def made_by_the_arbiter(run_dir: Path) -> None:
 def test_the_run_folder_can_be_entered_and_not_listed_by_users(
     tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """An attack: a user who may list a folder holds its lock in the kernel by a getdents(2) into a page of a
-    FUSE file system, and a start of vgpud waited.
+    """An attack: a user that may list a folder can hold its lock in the kernel, by a getdents(2) into a page
+    of a FUSE file system. The start of vgpud would wait for the lock.
     """
     run_dir = tmp_path / "run"
     make(run_dir)
@@ -66,7 +68,7 @@ def test_the_folder_of_leases_can_be_entered_and_not_listed_by_users(tmp_path: P
 
 @needs("root")
 def test_vgpud_does_not_start_in_a_run_folder_that_honours_set_user_id(tmp_path: Path) -> None:
-    """An attack: a container's root left a set-user-ID program where every user could run it."""
+    """An attack: root in a container leaves a set-user-id program where every user can run it."""
     flags = os.statvfs(tmp_path).f_flag
     with node_maker(tmp_path) as make:
         node = make()

@@ -1,4 +1,4 @@
-"""The daemon's surroundings: settings from the environment, messages to systemd, fields of the journal."""
+"""The daemon's environment: settings from variables, messages to systemd, fields of the journal."""
 
 import os
 import socket
@@ -45,7 +45,7 @@ def test_a_policy_file_that_the_environment_names_is_required(monkeypatch: pytes
     [
         ("VGPUD_NVML_DEADLINE_SECONDS", "-1"),
         ("VGPUD_NVML_DEADLINE_SECONDS", "soon"),
-        # below such a folder the kubelet's sockets would have paths longer than a socket's maximum
+        # the kubelet's sockets below this folder would have paths longer than a socket allows
         ("VGPUD_KUBELET_DIR", "/data/" + "k" * 90),
         ("VGPUD_KUBELET_DIR", "kubelet"),
     ],
@@ -78,7 +78,9 @@ def test_the_daemons_option_check_reads_the_policy_and_starts_nothing(tmp_path: 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_readiness_reaches_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    """READY=1 reaches the notify socket with systemd-python and without it. The protocol is one datagram."""
+    """READY=1 reaches the notify socket with and without the package systemd-python. The protocol is one
+    datagram.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(5)

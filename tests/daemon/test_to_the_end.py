@@ -1,4 +1,6 @@
-"""Tasks that are left when the daemon's work is done are cancelled, except calls that grpcio is ending."""
+"""Tasks that still run when the daemon's work is done are cancelled, except those of calls that grpcio is
+ending.
+"""
 
 import asyncio
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from vgpud.daemon import to_the_end
 
 
-# grpcio ends a call in several steps of the loop. The work ends before each of them.
+# grpcio ends a call in several steps of the event loop. The work ends before each of these steps in turn.
 @pytest.mark.parametrize("steps", range(6))
 def test_a_call_that_is_cancelled_as_the_server_stops_prints_no_traceback(
     steps: int, capfd: pytest.CaptureFixture[str]
