@@ -1,1 +1,1 @@
-"""./dev demo: vgpud's main functions from end to end, as a user sees them, with every claim checked."""
+"""./dev demo shows vgpud's main functions from end to end, as a user sees them, and checks every claim."""

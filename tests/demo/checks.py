@@ -1,4 +1,6 @@
-"""The demo's claims: each is printed with the observation. One that fails makes the demo fail."""
+"""The claims of the demo. Each is printed with the observation. A claim that does not hold makes the demo
+fail.
+"""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""One vgpud in its own folders, and vgpuctl connected to it."""
+"""One vgpud with its own folders, and vgpuctl connected to it."""
 
 import json
 import os
@@ -78,8 +78,8 @@ class DemoNode:
         self.daemon: Daemon | None = None
 
     def start(self, timeout_seconds: float = 300, fault_point: str = "") -> float:
-        """Starts the daemon after the end of an earlier one, which has been killed or stopped. Returns the
-        seconds until the daemon serves. Otherwise raises RuntimeError with the end of the log.
+        """Starts the daemon, after an earlier one has been killed or stopped. Returns the seconds until the
+        daemon serves. If it does not, raises RuntimeError with the end of the log.
         """
         if self.daemon is not None:  # a process that is being killed still accepts connections for a moment
             self.daemon.wait(timeout=timeout_seconds)
@@ -100,8 +100,8 @@ class DemoNode:
         return subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
 
     def answers(self) -> bool:
-        """Does a living process listen? A child that a killed daemon was starting has its socket until the
-        child's exec.
+        """Returns whether a living process listens. A child that a killed daemon was starting has its socket
+        until the child's exec.
         """
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -112,7 +112,7 @@ class DemoNode:
         return Path(f"/proc/{int.from_bytes(peer[:4], sys.byteorder)}").exists()
 
     def kill(self) -> None:
-        """Kills the daemon by SIGKILL, as the kernel's out-of-memory killer does."""
+        """Kills the daemon by SIGKILL, as the kernel does when memory is short."""
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGKILL)
         self.daemon.wait()
@@ -157,7 +157,7 @@ class DemoNode:
 
 
 class Tenant:
-    """A tenant's program, which prints JSON lines and ends with its standard input."""
+    """The program of a tenant. It prints JSON lines, and ends when its standard input ends."""
 
     def __init__(self, process: Command) -> None:
         self.process = process

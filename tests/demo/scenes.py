@@ -1,5 +1,5 @@
-"""The scenes: every mode that the node allows, tenants at their limits, a daemon that is killed and
-restarted.
+"""The scenes of the demo: every mode that the node allows, tenants at their limits, and a daemon that is
+killed and restarted.
 """
 
 import os
@@ -51,7 +51,7 @@ def play(node: DemoNode, checks: Checks) -> None:
 
 
 def kill_and_return(node: DemoNode, checks: Checks, mode: str, tenants: list[Tenant]) -> None:
-    """Kills and restarts vgpud while tenants run: allocations and processes stay the same, without any action
+    """Kills and restarts vgpud while tenants run. Allocations and processes stay the same, without any action
     of the tenants.
     """
     before = {a["id"]: a["slices"] for a in node.ctl_json("ls")["items"]}
@@ -68,7 +68,7 @@ def kill_and_return(node: DemoNode, checks: Checks, mode: str, tenants: list[Ten
 
 
 def preload(node: DemoNode, checks: Checks) -> None:
-    """Two tenants of different sizes on one device."""
+    """Two tenants of different sizes share one device."""
     limits = (4 * GIB, 2 * GIB)
     tenants = []
     for limit in limits:
@@ -182,7 +182,7 @@ def torch_program(node: DemoNode, checks: Checks) -> None:
 
 
 def torch_python() -> str | None:
-    """A Python that has PyTorch, which this tree's virtual environment lacks."""
+    """A Python that has PyTorch. The virtual environment of this source tree lacks it."""
     return python_with("torch")
 
 
@@ -234,14 +234,14 @@ def wait_until_empty(node: DemoNode) -> list[dict[str, str]]:
 
 
 def clear_away(node: DemoNode) -> None:
-    """Leaves no process of the demo behind, whatever happened."""
+    """Ends every process of the demo, whatever happened before."""
     if node.daemon is not None and node.daemon.poll() != 0 and not node.answers():
         node.kill()
         with suppress(RuntimeError):
             node.start()  # a new daemon adopts the helpers, and ends them when it stops
     if node.daemon is not None and node.daemon.poll() is None:
         for process in node.ctl_json("ps").get("items", []):
-            if process.get("allocationId"):  # a tenant of this daemon, which a shell left running
+            if process.get("allocationId"):  # a tenant of this daemon, which a shell has left running
                 with suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
         for allocation in node.ctl_json("ls").get("items", []):

@@ -48,11 +48,11 @@ def enter(profile: str, driver: str) -> int:
 
 
 def environment(node: DemoNode, commands: Path) -> dict[str, str]:
-    """Environment variables for a shell on the node, in which vgpuctl and the node's programs are found by
+    """Environment variables for a shell on the node. The shell finds vgpuctl and the node's programs by
     name.
     """
     wrapper = commands / "vgpuctl"
-    # -P: a package vgpud in the current folder, as in another clone, does not come first
+    # with -P, Python does not load a package vgpud from the current folder, for example in another clone
     wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -P -m vgpud.ctl "$@"\n')
     wrapper.chmod(0o755)
     path = f"{commands}:{BUILD / 'bin'}:{os.environ.get('PATH', os.defpath)}"

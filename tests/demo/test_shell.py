@@ -1,4 +1,4 @@
-"""./dev shell: a command on a simulated node with vgpud running."""
+"""./dev shell runs a command on a simulated node with vgpud."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_command_runs_in_any_folder_on_a_node_of_the_chosen_profile_and_driver(tmp_path: Path) -> None:
-    """Its vgpuctl is that of the checkout, and its exit code is that of the shell."""
+    """vgpuctl in the shell is that of the checkout, and the exit code of the command is that of the shell."""
     (tmp_path / "vgpud").mkdir()
     (tmp_path / "vgpud" / "__init__.py").touch()
     ask = 'cd "$0" && vgpuctl devices -o json >devices && vgpuctl status -o json >status && exit 7'
@@ -49,7 +49,7 @@ def test_the_end_of_the_shell_leaves_no_helper_of_a_killed_vgpud() -> None:
 
 
 def test_tenants_that_the_shell_left_running_end_with_it() -> None:
-    """A suspended tenant and one that computes, each in a session of its own."""
+    """One of the tenants is suspended and one computes. Each is in a session of its own."""
     leave = """start() {
       setsid vgpuctl run --memory 1GiB --isolation quota --label $1 -- "$@" </dev/null >/dev/null 2>&1 &
     }
