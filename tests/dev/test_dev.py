@@ -1,4 +1,4 @@
-"""./dev: what it says of itself, and to a user who lacks something and is not root."""
+"""The program ./dev: its help, and its answers to a user that lacks packages and is not root."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def test_an_unknown_verb_is_refused() -> None:
 
 @needs("root")
 def test_a_user_without_root_gets_the_command_that_installs_missing_packages(tmp_path: Path) -> None:
-    """On a machine without a compiler: the tools that ./dev itself needs are there, gcc is not."""
+    """On this machine the tools that ./dev itself needs are there, and gcc is not."""
     for name in ("bash", "sh", "env", "readlink", "dirname", "tr", "id", "mkdir", "cat"):
         found = shutil.which(name)
         assert found is not None

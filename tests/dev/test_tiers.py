@@ -1,4 +1,4 @@
-"""The test harness itself, run on small suites: conditions, tiers, and what the summary reports."""
+"""Tests of the test harness itself, on small suites: conditions, tiers, and the report of the summary."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ def play(folder: Path, *words: str, before: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The output of a run under a parent that ignores signals."""
+    """The output of a test run whose parent process ignores signals."""
     return play(tmp_path_factory.mktemp("suite"), before="trap '' INT PIPE;")
 
 
