@@ -20,7 +20,7 @@ PLACES = ("", "machine", "containers", "slurm", "kubernetes", "checkout")
 #: Blocks in these languages are not run as commands. `toml`, `yaml`, `json` and `python` have tests of their
 #: own.
 QUIET = ("text", "toml", "ini", "yaml", "json", "python", "mermaid")
-#: A line, or a code span in a sentence, that begins with one of these is a command.
+#: Lines and code spans that begin with one of these are commands.
 _OURS = ("vgpuctl", "vgpu-sim", "vgpud", "vgpu-runtime", "vgpu-hook", "./dev")
 _SYSTEMS = (
     "systemctl",
@@ -93,7 +93,7 @@ def prose(page: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """The commands among the code spans of sentences. A program's bare name is not a command."""
+    """The commands among the code spans of sentences. The bare name of a program is not a command."""
     return [span for span in _SPAN.findall(prose(page)) if is_command(span) and " " in span]
 
 
@@ -102,7 +102,7 @@ def is_command(text: str) -> bool:
 
 
 def plain(line: str) -> str:
-    """The command without its comment and with single spaces."""
+    """The command without its comment and with single spaces between words."""
     return " ".join(re.sub(r"\s+#(?: .*)?$", "", line).split())
 
 
@@ -136,7 +136,7 @@ def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
-#: Values that differ between runs: the page has an example, and the test matches their form.
+#: Values that differ between runs. The page has an example, and the test compares only their form.
 _FORMS = (
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a time
     r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
@@ -145,9 +145,10 @@ _FORMS = (
 )
 
 
-#: First words of lines whose values are the machine's, the version's or the run's.
+#: First words of lines whose values depend on the machine, the version or the run.
 _VARYING = ("host:", "vgpud:", "revision:", "request:")
-#: The revision of an event, before its time. The pages have one example; revisions go on from page to page.
+#: The revision before the time of an event. The pages have one example, and revisions go on from page to
+#: page.
 _NUMBERED = re.compile(r"^[0-9]+(?=\[ \]\+\[0-9\]\{4\}-)")
 
 

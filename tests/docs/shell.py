@@ -1,4 +1,4 @@
-"""One bash for each page, and the folder in which the page's commands run."""
+"""One bash for each page of docs/, and the folder in which the commands of the page run."""
 
 import shutil
 import subprocess
@@ -16,8 +16,8 @@ END = "--end-of-command--"
 
 
 class Shell:
-    """`words` is the command line that starts the bash. `said` maps names on a page to those of the test, for
-    example a host's path to the node's.
+    """A bash. `words` is the command line that starts it. `said` maps names on a page to those of the test,
+    for example a path of the host to that of the node.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Shell:
             command = command.replace(theirs, ours)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        # a command that reads standard input would consume the commands that follow
+        # a command that reads standard input would otherwise consume the commands that follow
         self.process.stdin.write(f"{{ {command}\n}} </dev/null\necho {END} $?\n")
         self.process.stdin.flush()
         printed = ""
@@ -58,7 +58,7 @@ class Shell:
         raise AssertionError(f"bash ended in {command!r}: {printed}")
 
     def follow(self, block: Block) -> int:
-        """Runs a block and compares its output. Returns the number of commands."""
+        """Runs a block of a page and compares the output. Returns the number of commands."""
         wanted = commands(block)
         for command in wanted:
             code, printed = self.run(command.line)
@@ -76,7 +76,7 @@ class Shell:
 
 
 class Reader(Shell):
-    """A shell in a folder that contains the files that the pages mention, and vgpud's programs."""
+    """A shell in a folder with the files that the pages mention, and with vgpud's programs."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], said: Mapping[str, str]) -> None:
         self.work = folder / "reader"

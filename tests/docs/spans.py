@@ -1,5 +1,5 @@
-"""Commands that sentences of the docs name, with the command that a test runs for each, and a short list of
-commands that no test runs.
+"""Commands that sentences of the docs name, each with the command that a test runs for it, and commands that
+no test runs.
 
 A command that some page's block contains, or begins with, is in none of these tables.
 """

@@ -20,7 +20,7 @@ def purpose(room: str) -> str:
 
 
 def rooms_table() -> str:
-    """The rooms in an order in which each imports only from rooms above it."""
+    """The table of rooms, in an order in which each room imports only from rooms above it."""
     rows = [
         f"| `{room}` | {', '.join(f'`{r}`' for r in sorted(below[room])) or '-'} | {purpose(room)} |"
         for below in (MAY_IMPORT, INNER_MAY_IMPORT)
@@ -45,8 +45,8 @@ def in_order(table: dict[str, set[str]]) -> list[str]:
 
 
 def states_picture() -> str:
-    """TABLE as a state diagram in Mermaid. Releases and repairs are left out, because the page's text
-    describes them.
+    """The table of transitions as a state diagram in Mermaid. Releases and repairs are left out, because the
+    page's text describes them.
     """
     arrows = defaultdict(list)
     for (start, change), end in TABLE.items():

@@ -1,4 +1,6 @@
-"""docs/metrics.md lists each change that vgpud makes by itself, with the file that writes its audit line."""
+"""docs/metrics.md lists each change that vgpud makes by itself, with the source file that writes its audit
+line.
+"""
 
 import ast
 import re
@@ -6,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-REASONED = ("because", "by_itself")  # functions of vgpud.audit that take the reason of a change
+REASONED = ("because", "by_itself")  # the functions of vgpud.audit that take the reason of a change
 
 
 def table() -> list[tuple[str, str]]:
-    """The changes and the file of each row in docs/metrics.md."""
+    """The change and the file in each row of the table in docs/metrics.md."""
     page = (ROOT / "docs" / "metrics.md").read_text()
     rows = page.split("<!-- automatic -->")[1].split("<!-- /automatic -->")[0]
     found = re.findall(r"^\| ([^|`]+) \| [^|]+ \| `([^`]+)` \|$", rows, re.MULTILINE)
@@ -18,7 +20,9 @@ def table() -> list[tuple[str, str]]:
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """For each call: function of vgpud.audit, name of the change ("" if it is not given), and file."""
+    """For each call of vgpud.audit: the function, the name of the change ("" if it is not given), and the
+    file.
+    """
     for path in sorted((ROOT / "vgpud").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if (

@@ -1,4 +1,4 @@
-"""Runs every command of the pages that is meant for a node on a simulated one, and compares the output.
+"""Runs the commands of the pages that are meant for a node on a simulated node, and compares the output.
 
 A `toml` block that begins with `version` becomes the node's policy. One with cases becomes the page's
 CASES.toml. All pages share one daemon, so a page releases its allocations.
@@ -19,7 +19,7 @@ from tests.e2e.conftest import NodeMaker, make_shared_node  # noqa: F401 - a fix
 from tests.e2e.support import eventually
 from vgpud.policy.load import check
 
-# the pages show commands of a node's administrator
+# the pages show commands of an administrator
 pytestmark = [pytest.mark.xdist_group("docs-console"), needs("root")]
 
 
@@ -53,7 +53,7 @@ def shell(node: DemoNode, tmp_path: Path) -> Iterator[Reader]:
             left.unlink()
         Path(node.environment["VGPUD_CONFIG"]).write_text(POLICY)
         node.ctl("policy", "reload")
-        # after a failed page: releases its allocations, so the next page finds a free node
+        # Releases the allocations that a failed page has left, so that the next page finds a free node.
         if kept := node.ctl("ls", "-o", "name").stdout.split():
             node.ctl("release", "--force", *kept)
 

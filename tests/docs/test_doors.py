@@ -107,7 +107,7 @@ def test_slurm_commands_print_what_the_page_shows(page: Path, job: Reader, clust
     for block in in_place(page, "slurm"):
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))
-            # the node's one device must be free again for the page's next job
+            # the only device of the node must be free again for the next job of the page
             eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended")
             eventually(lambda: not states(cluster.node), "its allocation is given back")
     assert (job.work / "job-was-here").exists(), cluster.logs()
@@ -133,7 +133,7 @@ def test_kubernetes_commands_print_what_the_page_shows(page: Path, tmp_path: Pat
 
 
 def apply(words: list[str]) -> str | None:
-    """Replaces the API server. Returns the mistakes in `-f FILE ...`, or None."""
+    """Takes the place of the API server. Returns the mistakes in `-f FILE ...`, or None."""
     if not words or words[::2] != ["-f"] * (len(words) // 2):
         return f"only -f FILE ... is known, not {words}"
     for path in words[1::2]:

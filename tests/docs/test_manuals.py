@@ -1,4 +1,4 @@
-"""Manual pages: generated, complete, and read by man and mandoc without warnings."""
+"""The manual pages are generated and complete, and man and mandoc read them without warnings."""
 
 import re
 import subprocess
@@ -92,7 +92,7 @@ def test_the_manual_page_of_vgpu_runtime_has_the_annotations_of_the_containers_p
 def test_mandoc_reports_no_warning(made: Path, name: str) -> None:
     asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
     said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300).stdout
-    # pages have no date, so each build is the same
+    # the pages have no date, so that each build is the same
     assert [line for line in said.splitlines() if "missing date" not in line] == []
 
 

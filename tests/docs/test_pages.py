@@ -1,4 +1,4 @@
-"""Every command of every page is run by a test or listed with a reason, and every link has a target."""
+"""A test runs every command of every page, or a list has the reason why not, and every link has a target."""
 
 import importlib.util
 import json
@@ -34,7 +34,7 @@ TABLES = (ON_NODE, ON_MACHINE, NOT_RUN, MENTIONS)
 
 
 def typed() -> set[str]:
-    """Every command in blocks that are run, also as a part of a pipe or a list."""
+    """Every command in blocks that are run, also in the middle of a pipe or a list."""
     found = set()
     for page in PAGES:
         for block in blocks(page):
@@ -49,7 +49,7 @@ def begins(span: str, run: set[str]) -> bool:
 
 
 def named() -> Iterator[tuple[Path, str]]:
-    """Commands that sentences name, and those of `checkout` blocks."""
+    """The commands that sentences name, and those of `checkout` blocks."""
     for page in PAGES:
         yield from ((page, plain(span).replace("\\|", "|")) for span in spans(page))
         for block in blocks(page):
@@ -58,8 +58,9 @@ def named() -> Iterator[tuple[Path, str]]:
 
 
 def test_policy_digests_shown_in_the_pages_are_those_of_the_present_policies() -> None:
-    """Answers that depend on the machine are not compared, and their digests would become stale. The package
-    has the built-in policy; the other pages have that of the simulated node, whose `status` is compared.
+    """Answers that depend on the machine are not compared, so their digests would become stale. The package
+    has the built-in policy. The other pages show the policy of the simulated node, whose `status` is
+    compared.
     """
     found = [(page.name, re.findall(r"\bpolicy ([0-9a-f]{8})\b", page.read_text())) for page in PAGES]
     shown = {name: set(digests) for name, digests in found if digests}
@@ -99,13 +100,13 @@ def test_each_code_block_names_its_language(page: Path) -> None:
             assert block.language == "text" or at_start == [], (
                 f"to be typed, but in no console block: {block}"
             )
-    # four spaces also make a code block, which no test would run
+    # four spaces would also make a code block, and no test would run it
     assert [line for line in prose(page).splitlines() if line.startswith("    ")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_content_of_each_code_block_parses_in_its_language(page: Path, tmp_path: Path) -> None:
-    """A `toml` block is a policy, or part of one, and is checked by vgpud itself."""
+    """vgpud itself checks a `toml` block, which is a policy or part of one."""
     for block in blocks(page):
         if block.language == "json":
             json.loads(block.text)
@@ -115,7 +116,7 @@ def test_the_content_of_each_code_block_parses_in_its_language(page: Path, tmp_p
             compile(block.text, page.name, "exec")
         elif block.language == "toml":
             tables = tomllib.loads(block.text)
-            # the block is neither containerd's configuration nor policy cases
+            # the block is neither a configuration of containerd nor a file of policy cases
             if not {"plugins", "node"} & tables.keys():
                 whole = block.text if "version" in tables else f"version = 1\n{block.text}"
                 (tmp_path / "policy.toml").write_text(whole)
@@ -180,7 +181,7 @@ def test_every_page_can_be_found_from_the_first() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_answers_that_a_page_shows_are_not_shortened(page: Path) -> None:
-    """No line of dots stands for lines that were cut out."""
+    """A line of dots would stand for lines that were cut out."""
     shown = [
         line for block in blocks(page) if block.language == "console" for line in block.text.splitlines()
     ]

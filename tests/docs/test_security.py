@@ -1,4 +1,4 @@
-"""Each bound that docs/security.md names is the one in the code, and the page defines its words first."""
+"""Each bound that docs/security.md states is the one in the code, and the page defines its terms first."""
 
 import pytest
 

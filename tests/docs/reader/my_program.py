@@ -1,4 +1,4 @@
-"""Replaces a program that needs a GPU: fails if it finds no driver."""
+"""Stands for a program that needs a GPU: it fails if it finds no driver."""
 
 import ctypes
 import sys

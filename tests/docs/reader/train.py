@@ -1,4 +1,4 @@
-"""Replaces a reader's program: prints nothing, and fails outside of an allocation."""
+"""Stands for a reader's training program: it prints nothing, and fails outside of an allocation."""
 
 import os
 import sys
