@@ -2,6 +2,6 @@
 
 A Python parser has a target in targets.py, a C parser a program in native/. corpus/NAME keeps inputs.
 
-Elsewhere: policies (tests/policy/test_fuzz.py), quantities (tests/model), more of the usage pages
-(tests/lease), MPS control daemons' answers (tests/mps), the hook's JSON (tests/runtime).
+Other folders test policies (tests/policy/test_fuzz.py), quantities (tests/model), more of the usage pages
+(tests/lease), the answers of MPS control daemons (tests/mps) and the hook's JSON (tests/runtime).
 """

@@ -1,4 +1,4 @@
-"""Mutates inputs of a corpus, for targets in Python. Targets in C have native/driver.c."""
+"""Mutates inputs of a corpus for fuzz targets in Python. Targets in C use native/driver.c."""
 
 import random
 from collections.abc import Sequence

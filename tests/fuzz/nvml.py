@@ -1,4 +1,4 @@
-"""NVML of a broken driver: any answer may be another status, figure or text."""
+"""NVML of a broken driver: any answer may be replaced by another status, figure or text."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,7 +16,9 @@ _OWN = "_tape"
 
 
 class BrokenNvml(FakeNvml):
-    """`tape` chooses what is wrong with each answer. After its end the answers are right."""
+    """An NVML whose answers are wrong as the bytes of `tape` say. After the end of `tape` the answers are
+    right.
+    """
 
     def __init__(self, tape: bytes) -> None:
         super().__init__(2)
@@ -41,13 +43,13 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], tape: Any) -> A
     try:
         answer = function(*args)
     except (LookupError, StopIteration, TypeError, ValueError):
-        # vgpud asked about a device or instance that a broken answer invented
+        # vgpud asks about a device or instance that a wrong answer has invented
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
     if kind < 0x40:
         return answer
     for given in args:
         if hasattr(given, "contents") and isinstance(getattr(given.contents, "value", None), int):
-            # the argument is a count that the call returns by pointer
+            # the argument is a count that the call returns by a pointer
             given.contents.value = _FIGURES[kind % len(_FIGURES)] % 2**32
     return _other(answer, kind)
 

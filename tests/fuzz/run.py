@@ -29,7 +29,7 @@ from tests.fuzz.targets import ROOT, TARGETS, Target
 from tests.native.harness import TEST_BUILD
 
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-#: Programs of tests/fuzz/native -> number of inputs in a run of the suite.
+#: The programs of tests/fuzz/native, and the number of inputs of each in a run of the suite.
 NATIVE = {"arbiter": 50, "json": 20000, "pages": 5000, "reply": 500}
 POOL_MAX = 2000
 
@@ -47,7 +47,9 @@ def keep(name: str, data: bytes) -> Path:
 def run_native(
     name: str, seconds: int, runs: int, seed: int, kept: Path
 ) -> "subprocess.CompletedProcess[str]":
-    """The last input is in the file `current` of `kept`. A sanitizer's report is in the output."""
+    """Runs a fuzz program in C. Its last input stays in the file `current` of `kept`. The output has the
+    sanitizer's report.
+    """
     words = [str(word) for word in (seconds, runs, seed, kept / "current", CORPUS / name)]
     said = dict.fromkeys(("ASAN_OPTIONS", "UBSAN_OPTIONS"), f"log_path={kept / 'said'}:print_stacktrace=1")
     done = subprocess.run(
@@ -73,7 +75,9 @@ def fuzz_native(name: str, seconds: float, number: int) -> bool:
 
 
 def fuzz(name: str, target: Target, seconds: float, number: int) -> bool:
-    """Alternates between new examples of the strategy and mutations of all inputs so far."""
+    """Fuzzes a Python target, with new examples of its strategy and mutations of all inputs so far in
+    turn.
+    """
     pool, dice = [path.read_bytes() for path in corpus(name)], random.Random(number)
     end, runs, data = time.monotonic() + seconds, 0, b""
     failed: Exception | None = None

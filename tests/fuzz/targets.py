@@ -64,7 +64,7 @@ LONG = 6000  # a number of digits that Python refuses to convert
 
 @dataclass(frozen=True)
 class Target:
-    """A fuzz target. `check` raises for a finding. `inputs` are bytes of about the right form."""
+    """A fuzz target. `check` raises if it finds a bug. `inputs` are bytes of about the right form."""
 
     check: Callable[[bytes], None]
     inputs: SearchStrategy[bytes]
@@ -72,8 +72,8 @@ class Target:
 
 
 def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
-    """Returns the result of `work`. Returns None if `work` refuses with one short line and one of these
-    codes, which must not be BUG.
+    """Returns the result of `work`, or None if `work` refuses with one of these codes and a short line. The
+    code must not be BUG.
     """
     try:
         return work()
@@ -156,7 +156,7 @@ def check_usage(data: bytes) -> None:
 
 
 class Arbiter(ArbiterClient):
-    """A client whose arbiter gives a prepared answer."""
+    """An arbiter client whose arbiter gives a prepared answer."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(Path("/none"))
@@ -206,7 +206,7 @@ UNITS = Resource("vgpud.io/memory-gib", KubeletResource(name="vgpud.io/memory-gi
 
 
 def check_kubelet_call(data: bytes) -> None:
-    """Allocate calls and DRA claims of the kubelet, and its answer to a registration."""
+    """Checks Allocate calls and DRA claims of the kubelet, and its answer to a registration."""
     with suppress(DecodeError):
         for one in dp.AllocateRequest.FromString(data).container_requests:
             refused(
@@ -227,7 +227,7 @@ def check_kubelet_call(data: bytes) -> None:
 
 
 class Answered(ApiServer):
-    """An API server that gives this answer to every call."""
+    """An API server that answers every call with the same data."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__(Path("/none"))
@@ -241,13 +241,13 @@ METHODS = sorted(HANDLERS)
 
 
 def check_grpc(data: bytes) -> None:
-    """A request: the first byte selects the method."""
+    """Checks a gRPC request. The first byte selects the method."""
     if data:
         test_grpc_messages.answered(METHODS[data[0] % len(METHODS)], data[1:])
 
 
 def check_http(data: bytes) -> None:
-    """A request by TCP. A page is answered only if a Host header names this host."""
+    """Checks an HTTP request by TCP. A page is answered only if the Host header names this host."""
 
     async def page() -> Response:
         return Response(b"figures")
@@ -259,8 +259,8 @@ def check_http(data: bytes) -> None:
 
 
 def check_http2(data: bytes) -> None:
-    """A connection's bytes: the counts of streams and frames do not depend on where reads cut them. The first
-    bytes say where.
+    """Checks the bytes of an HTTP/2 connection: the counts of streams and frames do not depend on where reads
+    cut the bytes. The first bytes say where.
     """
     cut = int.from_bytes(data[:2], "little") % (len(data) + 1)
     whole, parts = FrameCounter(), FrameCounter()
@@ -271,7 +271,7 @@ def check_http2(data: bytes) -> None:
 
 
 def check_process(data: bytes) -> None:
-    """A line of /proc/PID/stat of a process that chose its command."""
+    """Checks a line of /proc/PID/stat of a process that chose its own command name."""
     line = b"7 (%s) S 5" % data[:15] + b" 0" * 15 + b" 3 0 99 0\n"
     assert parse_stat(line) == Stat(7, "S", 5, 3, 99)
     parse_stat(data)
@@ -297,7 +297,7 @@ def check_claim(data: bytes) -> None:
 
 
 def check_toolkit(data: bytes) -> None:
-    """The output of nvidia-ctk; find_driver treats these errors as a toolkit without files."""
+    """Checks the output of nvidia-ctk. find_driver treats these errors like a toolkit that lists no files."""
     try:
         files = toolkit_files(data.decode(errors="replace"))
     except (ValueError, KeyError, TypeError):
@@ -329,7 +329,7 @@ def check_policy_cases(data: bytes) -> None:
 
 
 def check_remote(data: bytes) -> None:
-    """A line that a client sends to the door, and one that a node sends to a client."""
+    """Checks a line that a client sends to the remote door, and one that a node sends to a client."""
     call = refused(lambda: wire.decode(data), ErrorCode.BAD_REQUEST)
     assert call is None or wire.decode(wire.encode(call)) == call  # type: ignore[arg-type]
     with suppress(VgpuError):
@@ -356,7 +356,7 @@ class Written:
 
 
 def check_remote_pieces(data: bytes) -> None:
-    """What a client sends for the engine's server, in pieces with their lengths."""
+    """Checks the data that a client sends for the engine's server, in pieces with their lengths."""
     server, client = Written(), Written()
 
     async def relayed() -> None:
@@ -384,7 +384,7 @@ def check_hami(data: bytes) -> None:
 
 
 def check_slurm(data: bytes) -> None:
-    """The prolog reads a field of squeue and passes it to vgpuctl as a number."""
+    """Checks the prolog, which reads a field of squeue and passes it to vgpuctl as a number."""
     text = data.replace(b"\0", b"").decode(errors="replace")[:4096]
     done = subprocess.run(
         ["sh", "-c", f'. {ROOT}/configs/slurm/vgpud-slurm.sh; asked "$1" vgpu_memory', "sh", text],

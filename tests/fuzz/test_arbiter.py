@@ -1,4 +1,4 @@
-"""The arbiter, built with sanitizers, and hostile tenants that are registered."""
+"""The arbiter, built with sanitizers, and hostile tenants that are registered with it."""
 
 import fcntl
 import os

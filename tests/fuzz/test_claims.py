@@ -1,4 +1,6 @@
-"""Claims as an API server sends them: the parser returns parts, or a numbered error, whatever the JSON is."""
+"""DRA claims as an API server sends them. Whatever the JSON is, the parser returns the claim's parts or a
+numbered error.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Data on runtime.sock: a message, or BAD_REQUEST, or a peer that left."""
+"""Data on runtime.sock: vgpud reads a message, refuses it with BAD_REQUEST, or notices that the caller has
+disconnected.
+"""
 
 import asyncio
 import json

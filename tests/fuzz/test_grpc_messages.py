@@ -1,5 +1,5 @@
-"""gRPC requests made from their schema and from random bytes: each is answered, or refused with an error
-number.
+"""gRPC requests made from their schema and from random bytes. Each is answered, or refused with a numbered
+error.
 """
 
 import asyncio

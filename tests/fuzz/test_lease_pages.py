@@ -1,5 +1,5 @@
-"""A lease's pages, overwritten by root in a container or by a failing disk: reading returns figures, or
-LEASE_FAILED.
+"""The pages of a lease, overwritten by root in a container or by a failing disk. Reading them returns
+figures, or LEASE_FAILED.
 """
 
 import struct

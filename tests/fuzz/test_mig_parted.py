@@ -1,4 +1,4 @@
-"""mig-parted's files: the parser returns a configuration, or BAD_REQUEST with one sentence."""
+"""Files for mig-parted: the parser returns a configuration, or BAD_REQUEST with one sentence."""
 
 import json
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def check(path: Path, content: bytes, config: str | None = None) -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@example(b"2001-99-99")  # has the form of a date, but is invalid
-@example(b"0b_")  # has the form of a number, but is invalid
+@example(b"2001-99-99")  # this text has the form of a date, but is invalid
+@example(b"0b_")  # this text has the form of a number, but is invalid
 @example(b"[" * 1200)
 @example(b"a: &a [*a]")
 @example(b"\xff\xfe")
