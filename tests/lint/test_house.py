@@ -158,7 +158,9 @@ def test_rooms_within_a_room_import_only_from_rooms_below() -> None:
 
 
 def test_each_error_has_a_hint() -> None:
-    """The hint is positional or named. A conditional expression must not be able to give the empty text."""
+    """The hint may be a positional or a named argument. A conditional expression must not be able to give the
+    empty text.
+    """
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules()
@@ -244,7 +246,7 @@ def test_no_header_or_library_of_nvidia_is_committed() -> None:
 
 
 def test_libvgpu_calls_no_function_that_changes_the_tenants_process() -> None:
-    """libvgpu never calls exit, abort, umask, signal or sigaction inside a tenant's process."""
+    """The functions are exit, abort, umask, signal and sigaction."""
     forbidden = {"exit", "_exit", "abort", "umask", "signal", "sigaction"}
     for path in (ROOT / "native" / "libvgpu").rglob("*.c"):
         words = set(path.read_text().replace("(", " ( ").split())
@@ -312,9 +314,7 @@ def imports_and_attributes(path: Path) -> set[str]:
 
 
 def test_log_events_come_from_one_enum() -> None:
-    """Every log event is a member of LogEvent, because operators search and alert by event names. `event` may
-    also be a parameter of type LogEvent.
-    """
+    """Operators search and alert by the names of events. `event` may also be a parameter of type LogEvent."""
     levels = {f"log.{level}" for level in ("debug", "info", "warning", "error", "exception", "critical")}
     others = []
     for path in modules():
@@ -327,7 +327,7 @@ def test_log_events_come_from_one_enum() -> None:
 
 
 def test_each_log_event_is_used() -> None:
-    # AUDIT is left out: vgpud/audit builds the lines of this event
+    # vgpud/audit builds the lines of the event AUDIT
     names = {event.name for event in LogEvent} - {"AUDIT"}
     used = {
         node.attr

@@ -37,7 +37,7 @@ PARTS = {
 
 
 def objects(part: Part) -> dict[str, Path]:
-    """Source file -> object file. Objects without a source are left over from an old build, and are
+    """The object file of each source file. Objects without a source are left over from an old build, and are
     skipped.
     """
     folder = ROOT / "build" / "native" / part.objects
@@ -49,7 +49,7 @@ def objects(part: Part) -> dict[str, Path]:
 
 
 def edges(part: Part) -> Graph:
-    """File -> the files that define the functions and data that it refers to."""
+    """For each file, the files that define the functions and data that it refers to."""
     owner: dict[str, str] = {}
     wanted: defaultdict[str, set[str]] = defaultdict(set)
     names = {str(path): name for name, path in objects(part).items()}
@@ -75,8 +75,8 @@ def heights(part: Part) -> dict[str, int]:
 
 
 def circles(graph: Graph) -> list[str]:
-    """The files in circles: removes files that call no remaining file or are called by none, until nothing
-    changes.
+    """The files in circles. Files that call no remaining file, or are called by none, are removed until
+    nothing changes.
     """
     left = {name: set(below) for name, below in graph.items() if below}
     while True:

@@ -23,7 +23,7 @@ PARSERS = {
     "literal_eval",
     "fromstring",
 }
-# rooms of the daemon. vgpuctl is left out: it parses its own user's files in its own process
+# The rooms of the daemon. vgpuctl is left out, because it parses its own user's files in its own process.
 ROOMS = {"api", "audit", "daemon", "hardware", "inject", "lease", "ledger", "logs",
          "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
 THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
@@ -65,7 +65,7 @@ def test_each_parser_of_foreign_bytes_is_off_the_event_loop_or_bounded() -> None
 
 
 def test_the_runtime_door_reads_config_json_only_in_its_thread() -> None:
-    """Checks that the door calls functions that read config.json only in the part that runs on a thread."""
+    """Only the part of the runtime door that runs on a thread may call functions that read config.json."""
     door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
     work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of", "pod_of"}
     readers = {
