@@ -58,7 +58,7 @@ def test_every_expression_uses_labels_that_the_metric_has() -> None:
 
 
 def test_the_panels_of_the_dashboard_have_ids_of_their_own_and_do_not_overlap() -> None:
-    """Checks rules that Grafana's schema cannot express: panels have unique ids and do not overlap."""
+    """Grafana's schema cannot express these rules."""
     panels = DASHBOARD["panels"]
     assert DASHBOARD["uid"] == "vgpud"
     assert DASHBOARD["schemaVersion"] >= 36

@@ -31,9 +31,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_names_types_and_labels_of_metrics_do_not_change() -> None:
-    """Names, types and labels of metrics do not change, because users' dashboards depend on them. Change the
-    golden file only by additions.
-    """
+    """Users' dashboards depend on them. Change the golden file only by additions."""
     now = [f"{f.name} {f.kind} {','.join(f.labels)}".strip() for f in families.ALL]
     assert now == GOLDEN.read_text().splitlines()
 
@@ -118,9 +116,7 @@ def test_every_metric_is_in_the_manual() -> None:
 
 
 def test_cached_metric_lines_equal_lines_rendered_without_a_cache() -> None:
-    """One tenant counts on, one fails, one ends and one starts: the cached lines equal lines rendered without
-    a cache.
-    """
+    """One tenant's counters grow, one allocation fails, one ends and one starts."""
     first = observation()
     (name, (meter, *rest)), *_ = first.metered.meters.items()
     counted = replace(meter, memory_used_bytes=meter.memory_used_bytes + 1)
