@@ -1,4 +1,4 @@
-"""Errors quote texts of callers, which can be long."""
+"""Errors quote texts of callers, and these texts can be long."""
 
 import pytest
 

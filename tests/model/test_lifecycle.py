@@ -1,4 +1,4 @@
-"""The table of allowed changes, and the refusal of every other change."""
+"""The table of allowed changes of an allocation, and the refusal of every other change."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ INTENTS = set(list(Change)[:6])
 
 
 def record_in(phase: Phase, allocation: Allocation | None = None) -> Allocation | None:
-    """Returns the allocation as the ledger has it in a phase."""
+    """Returns the allocation as the ledger has it in this phase."""
     if phase is Phase.ABSENT:
         return None
     one = allocation or Allocation("a", Request("r", Owner(1, 1)), State.ACTIVE, (PART,), revision=1)
@@ -75,7 +75,7 @@ def test_each_outcome_except_a_new_binding_has_an_event_for_watchers() -> None:
 
 
 def test_a_release_can_begin_in_every_phase_of_an_allocation_on_record() -> None:
-    """Also a forced release, or a repair at a start."""
+    """The release may also be forced, or may be a repair at a start."""
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 
