@@ -25,7 +25,7 @@ def debs() -> Path:
 
 @dataclass(frozen=True)
 class Installed:
-    """A machine with the packages. `before` lists the files that it had without them."""
+    """A machine with the packages. `before` lists the files that it had before their installation."""
 
     machine: Machine
     debs: Path  # the same folder as /debs in the machine
@@ -65,7 +65,7 @@ def listing(machine: Machine) -> frozenset[str]:
 
 @contextmanager
 def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
-    """A booted machine of this release with the packages. Skips the test if there can be none."""
+    """A booted machine of this release with the packages. Skips the test if the machine cannot be made."""
     root = debian_root(suite)
     if isinstance(root, str):
         unmet("machine", root)
@@ -75,7 +75,7 @@ def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     subprocess.run(["cp", "-a", "--reflink=auto", str(root), str(folder)], check=True)
     seen = folder.with_name(f"{folder.name}-debs")
     seen.mkdir()
-    for name in packages.NAMES:  # vgpud-remote-client, which conflicts with vgpud, is for other machines
+    for name in packages.NAMES:  # vgpud-remote-client is for other machines, and conflicts with vgpud
         for deb in debs.glob(f"{name}_*.deb"):
             (seen / deb.name).hardlink_to(deb)
     try:

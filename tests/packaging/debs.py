@@ -1,4 +1,4 @@
-"""The packages, built once for each state of the tree, and the same packages as a later version."""
+"""Builds the packages once for each state of the source tree, and the same packages as a later version."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ def _digest() -> str:
 
 
 def build() -> Path:
-    """The folder with the packages of this tree."""
+    """The folder with the packages of this source tree."""
     out = WORK / "debs"
     stamp = out / "of"
     wanted = _digest()
@@ -62,7 +62,7 @@ def field(deb: Path, name: str) -> str:
 
 
 def files(deb: Path) -> dict[str, str]:
-    """Path -> permissions, as `dpkg-deb -c` lists them. Links are listed with their target."""
+    """The permissions of each path as `dpkg-deb -c` lists them. Links are listed with their target."""
     done = subprocess.run(["dpkg-deb", "-c", str(deb)], capture_output=True, text=True, check=True)
     lines = [line.split(maxsplit=5) for line in done.stdout.splitlines()]
     return {words[5].removeprefix("."): words[0] for words in lines}

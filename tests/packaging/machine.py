@@ -13,13 +13,13 @@ BOOT_SECONDS = 60
 COMMAND_SECONDS = 120
 
 
-#: A system call that root may make on a host and that systemd-nspawn filters by default. Engine `cut`
-#: duplicates descriptors by it.
+#: Allows the system call by which engine `cut` duplicates descriptors. Root may make it on a host, and
+#: systemd-nspawn filters it by default.
 _AS_A_HOST = ("--system-call-filter=pidfd_getfd",)
 
 
 class NoBoot(Exception):
-    """This machine cannot boot a container, for a reason outside of vgpud."""
+    """This machine cannot boot a container, for a reason that is not in vgpud."""
 
 
 class Machine:
@@ -72,7 +72,7 @@ class Machine:
         return done
 
     def inside(self, *words: str, user: str = "root", env: Mapping[str, str] | None = None) -> list[str]:
-        """The words that run a command in the machine with a clean environment."""
+        """The command line that runs a command in the machine with a clean environment."""
         as_user = [] if user == "root" else ["runuser", "-u", user, "--"]
         path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         named = [f"{key}={value}" for key, value in (env or {}).items()]
@@ -99,9 +99,9 @@ class Machine:
         """Ends the machine, whatever its state, and removes its root."""
         if self.leader:
             with suppress(ProcessLookupError):
-                # kills the first process of its pid namespace, and so all others
+                # kills the first process of the machine's pid namespace, and so all others
                 os.kill(self.leader, signal.SIGKILL)
-        self.process.kill()  # systemd-nspawn alone would leave the first process behind
+        self.process.kill()  # ends systemd-nspawn, which alone would leave the first process behind
         self.process.wait()
         end = time.monotonic() + 10
         while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""The content of the packages, before any is installed."""
+"""The content of the packages, without installing them."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def test_all_files_that_state_the_packages_version_state_the_same_one() -> None:
 
 @needs("lintian", "debhelper")
 def test_lintian_finds_no_error(debs: Path) -> None:
-    """lintian finds no error in the packages, and no mismatched override."""
+    """lintian finds no error in the packages, and no override that does not match."""
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -197,7 +197,7 @@ def test_the_preinst_script_knows_the_version_of_the_ledger(debs: Path) -> None:
 @needs("debhelper")
 @pytest.mark.parametrize("unit", ["vgpud-arbiter.service", "vgpud-mps@"])
 def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: str) -> None:
-    """No maintainer script but that of a purge stops the units that tenants need."""
+    """Only a purge stops the units that tenants need."""
     for script in ("preinst", "postinst", "prerm"):
         done = subprocess.run(
             ["dpkg-deb", "--info", str(one(debs, "vgpud")), script],
@@ -211,7 +211,7 @@ def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: st
 
 @needs("debhelper")
 def test_the_hooks_of_container_runtimes_and_slurm_are_installed(debs: Path) -> None:
-    """The hooks are installed under the paths that CDI specs and the manuals name."""
+    """They are under the paths that CDI specs and the manuals name."""
     found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}
     wanted = ["/usr/lib/vgpud/vgpu-hook", "/usr/bin/vgpu-runtime"]
     wanted += [

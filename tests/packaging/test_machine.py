@@ -54,7 +54,7 @@ def holds_memory(machine: Machine, unit: str) -> bool:
 
 
 class Tenants:
-    """Alice's programs, which hold memory on the simulated GPUs: a preload tenant and an MPS tenant."""
+    """Alice's programs, which hold memory on the simulated GPUs: one preload tenant and one MPS tenant."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -77,7 +77,7 @@ class Tenants:
         self.began = self.state()
 
     def state(self) -> tuple[object, ...]:
-        """Facts that must not change while the tenants live: their processes, helpers and allocations."""
+        """The facts that must not change while the tenants live: their processes, helpers and allocations."""
         pids = tuple(self.machine.unit(f"{unit}.service", "MainPID") for unit in self.asked)
         helpers = self.machine.shell(f"systemctl show -p Id,MainPID,NRestarts {HELPERS[0]} '{HELPERS[1]}'")
         return pids, helpers, allocations(self.machine)
@@ -239,7 +239,7 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
 
 
 def test_a_users_program_that_drops_libvgpu_is_behind_a_memory_wall(machine: Machine) -> None:
-    """The unit as it is installed, on a simulated node of branch 615."""
+    """The installed unit runs on a simulated node of driver branch 615."""
     node, dropped = "/run/vgpud-sim/walls", "/run/systemd/system/vgpud.service.d"
     machine.run("vgpu-sim", "create", "--state", node, "--profile", "h200x8", "--driver", "615")
     machine.shell(
@@ -264,8 +264,8 @@ def test_a_users_program_that_drops_libvgpu_is_behind_a_memory_wall(machine: Mac
 
 
 def test_the_confined_arbiter_preempts_a_tenant(machine: Machine) -> None:
-    """The engine probe runs in vgpud's sandbox. The arbiter runs in its own sandbox, and preempts another
-    user's process.
+    """The engine probe runs in vgpud's sandbox. The arbiter runs in a sandbox of its own, and preempts
+    another user's process.
     """
     own = "/etc/vgpud/conf.d/50-test.toml"
     command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "1GiB", "--cores", "20", "--"]
@@ -308,7 +308,7 @@ def test_a_good_policy_is_reloaded_and_a_bad_one_refused(machine: Machine) -> No
         machine.shell(f"printf '[planner]\\nstrategy = \"sideways\"\\n' >{own}")
         refused = machine.run("systemctl", "reload", "vgpud.service", check=False)
         assert refused.returncode != 0
-        # a wrong policy changes nothing: the policy in force and the daemon stay
+        # the wrong policy has changed nothing: the policy in force and the daemon are the same
         status = json.loads(ctl(machine, "status", "-o", "json").stdout)
         assert status["policyDigest"] != before["policyDigest"]
         assert machine.unit("vgpud.service", "ActiveState") == "active"
@@ -367,8 +367,8 @@ SITE = "usr/lib/vgpud/lib/python3/site-packages"
 
 @needs("python-index")
 def test_the_drop_in_for_kubernetes_lets_vgpud_reach_kubelet_and_api_server(machine: Machine) -> None:
-    """The documented file, below the restrictions of the unit. The API server has an address that is not this
-    machine's loopback address.
+    """The documented drop-in works below the restrictions of the unit. The API server has an address that is
+    not a loopback address of this machine.
     """
     client = official.client() or unmet("python-index", official.why)
     new = [path for path in client.iterdir() if not (machine.root / SITE / path.name).exists()]
@@ -409,8 +409,8 @@ def registered(machine: Machine) -> bool:
 def test_callers_of_a_daemon_that_cannot_start_cause_no_endless_restarts_and_close_no_sockets(
     machine: Machine,
 ) -> None:
-    """The daemon cannot start. Each caller causes at most one attempt to start it, gets an error, and leaves
-    the socket open.
+    """Each caller causes at most one attempt to start the daemon, gets an error, and leaves the socket
+    open.
     """
     bad = "/etc/vgpud/conf.d/99-bad.toml"
     names = ("vgpud", "ro", "admin", "runtime")
@@ -455,7 +455,7 @@ def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
 
 
 def test_the_daemon_is_restarted_when_a_driver_is_loaded(machine: Machine, tenants: Tenants) -> None:
-    """udev's rule for the driver's module restarts vgpud, because vgpud may only open devices that existed
+    """udev's rule for the driver's module restarts vgpud, because vgpud may open only devices that existed
     when it started.
     """
     assert udev_runs(machine, "add", "nvidia_drm") == []
@@ -467,13 +467,13 @@ def test_the_daemon_is_restarted_when_a_driver_is_loaded(machine: Machine, tenan
     ready_again(machine, pid)
     tenants.assert_undisturbed()
     machine.run("systemctl", "stop", "vgpud.service")
-    machine.shell(command)  # a daemon that an administrator has stopped stays stopped
+    machine.shell(command)  # a daemon that an administrator has stopped must stay stopped
     assert main_pid(machine) == "0"
     machine.run("systemctl", "start", "vgpud.service")
 
 
 def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants) -> None:
-    """The watchdog restarts a daemon that hangs, after a shorter time than the unit sets."""
+    """The watchdog restarts the daemon. Its time here is shorter than the unit's."""
     folder = "/run/systemd/system/vgpud.service.d"
     machine.shell(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=5s\\n' >{folder}/90-test.conf")
     machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
@@ -509,7 +509,7 @@ def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -
     ready_again(machine, pid)
     assert machine.shell("dpkg-query -W -f '${Version} ' vgpud libvgpu vgpud-sim").split() == [later] * 3
     tenants.assert_undisturbed()
-    # the running tenant keeps its library file, and later tenants load the new one
+    # the running tenant keeps its old library file, and later tenants load the new one
     assert machine.shell(f"stat -L -c %i {library}") != inode
     assert f" {inode} " in machine.shell(f"grep libvgpu.so /proc/{probe}/maps")
     assert sockets == [
@@ -545,7 +545,7 @@ def test_a_downgrade_with_a_newer_ledger_is_refused(installed: Installed) -> Non
 
 
 def test_remove_keeps_the_state_and_purge_leaves_nothing(installed: Installed) -> None:
-    """This test is the last one, because it removes vgpud from the machine."""
+    """This is the last test, because it removes vgpud from the machine."""
     machine = installed.machine
     machine.shell("dpkg -r vgpud-sim vgpud libvgpu")
     assert machine.shell("ls /var/lib/vgpud/ledger.db /etc/vgpud/vgpud.toml").split()

@@ -1,5 +1,5 @@
-"""Programs and systems that these tests need, installed or fetched if possible; otherwise the reason
-why not.
+"""Finds, installs or fetches the programs and systems that these tests need, or returns the reason why that
+is impossible.
 """
 
 import hashlib
