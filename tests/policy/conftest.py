@@ -11,7 +11,7 @@ from vgpud.policy.load import LoadedPolicy, load
 
 @dataclass(frozen=True)
 class Etc:
-    """Writes and loads policy files. `etc`, `run` and `lib` replace the three directories."""
+    """Writes and loads policy files. `etc`, `run` and `lib` stand for the three directories of policies."""
 
     root: Path
 

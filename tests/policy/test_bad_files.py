@@ -30,7 +30,7 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "detail"),
     [
-        # the standard parser's messages vary between Python versions, their positions do not
+        # the messages of the standard parser vary between Python versions, but their positions do not
         ("version = 1\nversion = 1\n", ":2: is not TOML: cannot overwrite a value at column 12"),
         ("version = 1\n[planner\n", ":2: is not TOML: expected ']' at the end of a table declaration at"),
         (
@@ -93,7 +93,9 @@ def test_the_error_about_a_single_mistake_is_only_the_sentence_about_it(tmp_path
 
 
 def test_the_hint_for_an_unknown_key_names_a_key_of_the_same_table_first(tmp_path: Path) -> None:
-    """[[quota]] has no key `memory`: the hint names its `max_memory`, not the `memory` of [device.mps]."""
+    """[[quota]] has no key `memory`. The hint names its `max_memory`, and not the `memory` of
+    [device.mps].
+    """
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nmemory = "100GiB"\n')
     with pytest.raises(VgpuError) as caught:

@@ -59,7 +59,7 @@ def test_the_comments_of_each_example_name_a_device_for_every_rule(path: Path) -
 
 
 def uncommented(text: str, table: str) -> dict[str, str]:
-    """Returns the commented `#key = value` lines below the header `table`, or at the top for ""."""
+    """Returns the commented `#key = value` lines below the header of `table`, or those at the top for ""."""
     found: dict[str, str] = {}
     current = ""
     for line in text.splitlines():
@@ -95,15 +95,17 @@ def test_the_main_policy_file_without_its_comment_signs_loads_with_the_defaults(
     assert policy.planner == Policy().planner
     assert rule.mode == default.mode
     assert rule.preload is not None
-    # `never`, the default of these keys, has no TOML form
+    # `never`, the default of these keys, cannot be written in TOML
     assert (rule.preload.idle_suspend, rule.preload.turn) == (600, 30)
     never = {"idle_suspend": None, "turn": None, "evictable": None}
     assert rule.preload.model_copy(update=never) == default.settings_preload()
     assert rule.mps == default.settings_mps()
     assert rule.mig is not None
-    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # `all`, the default of this key, has no TOML form
+    # `all`, the default of this key, cannot be written in TOML
+    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")
     assert rule.mig.change_mode == default.settings_mig().change_mode
-    assert rule.mig.layout == ("all-balanced",)  # the default of this key, no layout, has no TOML form
+    # the default of this key, no layout, cannot be written in TOML
+    assert rule.mig.layout == ("all-balanced",)
     assert rule.mig.dynamic is False
     assert rule.mig.foreign == default.settings_mig().foreign
     assert rule.mig.on_top == default.settings_mig().on_top

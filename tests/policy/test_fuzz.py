@@ -1,4 +1,4 @@
-"""Any file is a policy or raises VgpuError(BAD_POLICY), and never another exception."""
+"""Any file is read as a policy or refused with VgpuError(BAD_POLICY). It never raises another exception."""
 
 import tempfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which files are read, in which order, and which file hides which."""
+"""The policy files that are read, their order, and which file hides which."""
 
 import os
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_an_unreadable_policy_file_is_an_error(etc: Etc) -> None:
     link.mkdir()
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
     link.rmdir()
-    os.mkfifo(link)  # a FIFO: open(2) of it would wait for ever
+    os.mkfifo(link)  # an open(2) of this FIFO would wait for ever
     assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
 
 

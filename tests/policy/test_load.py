@@ -1,4 +1,4 @@
-"""Merging layers, and where each effective key comes from."""
+"""Merging the layers of a policy, and the origin of each effective key."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def modes(loaded: LoadedPolicy) -> list[str]:
 
 
 def test_tables_of_the_policy_layers_merge_key_by_key(etc: Etc) -> None:
-    """Tables merge key by key: a drop-in that changes one key must not drop the table's other keys."""
+    """A drop-in that changes one key of a table must not drop the table's other keys."""
     etc.write("etc/vgpud.toml", MAIN)
     etc.write("etc/conf.d/50-x.toml", "[planner]\n")
     loaded = etc.load()
@@ -51,8 +51,8 @@ def test_the_rules_of_a_drop_in_replace_all_rules_of_lower_layers(etc: Etc) -> N
 
 
 def test_a_rule_of_a_drop_in_takes_nothing_from_the_rule_it_replaces(etc: Etc) -> None:
-    """Rule 0 of the drop-in has no max_tenants: the default applies, and not the value of rule 0 in the main
-    file.
+    """Rule 0 of the drop-in has no max_tenants, so the default applies, and not the value of rule 0 in the
+    main file.
     """
     etc.write("etc/vgpud.toml", "version = 1\n[[device]]\nmode = 'mps'\nmps.max_tenants = 3\n")
     etc.write("etc/conf.d/50-x.toml", "[[device]]\nmode = 'mps'\n")
@@ -130,8 +130,8 @@ def test_the_digest_of_a_policy_covers_its_effective_keys(etc: Etc) -> None:
 
 
 KEYS = st.sampled_from("abc")
-# Keys with values, and tables with such keys. A key is a table in every layer or in none, because all layers
-# have the same model.
+# Keys with values, and tables with such keys. A key is a table either in every layer or in none, because all
+# layers have the same model.
 VALUES = st.integers() | st.lists(st.integers(), max_size=2)
 TABLES = st.fixed_dictionaries(
     {},

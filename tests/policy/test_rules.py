@@ -1,4 +1,4 @@
-"""Which rules hide others: a rule that could apply is never reported as hidden."""
+"""Policy rules that hide others. A rule that could apply is never reported as hidden."""
 
 from typing import Any
 
@@ -55,13 +55,13 @@ def test_a_match_covers_a_device_if_all_its_keys_agree(match: Match, covers: boo
         (Match(), Match(name="*", index=(1,), mig_capable=True), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H200*"), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H?00"), True),
-        # the second rule is hidden in fact, but character classes are not analysed
+        # the second rule is in fact hidden, but character classes are not analysed
         (Match(name="*"), Match(name="[AH]100"), False),
         (Match(name="NVIDIA H200*"), Match(name="NVIDIA*"), False),
         (Match(name="NVIDIA H?00"), Match(name="NVIDIA H*00"), False),
         (Match(name="N[*]"), Match(name="N*"), False),
         (Match(name="N*]"), Match(name="N[ab]"), False),
-        # the second rule is hidden in fact, but this is not reported
+        # the second rule is in fact hidden, but this is not reported
         (Match(name="*"), Match(index=(1,)), False),
         (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_min="20GiB")), True),
         (Match(**sizes(memory_min="20GiB")), Match(**sizes(memory_min="10GiB")), False),

@@ -50,8 +50,8 @@ def test_bad_policy_files_fail_schema_and_loader(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((DATA / "conflict").glob("*.toml")), ids=lambda path: path.stem)
 def test_conditions_across_rules_are_checked_by_the_loader_and_not_by_the_schema(path: Path) -> None:
-    """Conditions across rules: the loader finds these mistakes, and the schema cannot express them. If the
-    schema ever finds one, move the file to bad/.
+    """The loader finds these mistakes, and the schema cannot express them. If the schema ever finds one, move
+    the file to bad/.
     """
     with pytest.raises(VgpuError):
         check(path)

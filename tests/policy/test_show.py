@@ -1,4 +1,4 @@
-"""What `policy check` and `policy show --origin` print."""
+"""The output of `policy check` and `policy show --origin`."""
 
 import tomllib
 from pathlib import Path

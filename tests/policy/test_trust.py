@@ -1,5 +1,5 @@
-"""vgpud running as root refuses a policy that another user can change, because that user would become the
-administrator.
+"""vgpud running as root refuses a policy that another user can change, because that user would get the rights
+of an administrator.
 """
 
 import os
@@ -26,7 +26,7 @@ def give(path: Path) -> None:
 
 
 def linked(etc: Etc, target: Path) -> None:
-    """The drop-in is a link to `target`, which another user can change."""
+    """Makes the drop-in a link to `target`, which another user can change."""
     target.write_text("")
     give(target)
     (etc.root / DROP_IN).unlink()
@@ -38,7 +38,7 @@ def linked_beside(etc: Etc) -> None:
 
 
 def linked_by_a_folder(etc: Etc) -> None:
-    """The folder is a link, and another user owns a folder above its target."""
+    """Makes the folder a link. Another user owns a folder above its target."""
     home = etc.root / "home"
     (etc.root / "etc/conf.d").rename(etc.root / "rules")
     (home / "alice").mkdir(parents=True)
@@ -48,7 +48,9 @@ def linked_by_a_folder(etc: Etc) -> None:
 
 
 def masked(etc: Etc) -> None:
-    """A user with write permission to the folder, even a sticky one, can hide a vendor's drop-in."""
+    """Gives a user write permission to the folder, with which the user can hide a vendor's drop-in, even in a
+    sticky folder.
+    """
     (etc.root / "etc/conf.d").chmod(0o1777)
     (etc.root / DROP_IN).unlink()
     (etc.root / "etc/conf.d/10-vendor.toml").symlink_to("/dev/null")
