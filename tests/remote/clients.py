@@ -1,4 +1,4 @@
-"""Clients of remote slices, their connections, and the processes of the engine."""
+"""Clients of remote slices, their connections, and the processes of the engine's server."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ from tests.remote.node import RemoteNode
 
 
 def say(client: "subprocess.Popen[str]", words: str) -> str:
-    """Sends a line to the program of a client, and returns its answer."""
+    """Sends a line to the client's program, and returns the line that the program prints."""
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write(words + "\n")
@@ -20,7 +20,7 @@ def say(client: "subprocess.Popen[str]", words: str) -> str:
 
 
 def opened(remote: RemoteNode, token: str, *options: str) -> "subprocess.Popen[str]":
-    """A client whose program has a connection to the engine."""
+    """Starts a client, and waits until its program has a connection to the engine."""
     client = remote.client(token, *options)
     assert say(client, "echo hello") == "hello", remote.log.read_text()
     return client
@@ -32,7 +32,7 @@ def ended(client: "subprocess.Popen[str]") -> str:
 
 
 def engine_of(remote: RemoteNode) -> list[int]:
-    """The processes of the engine on this node."""
+    """The processes of the engine's server on this node."""
     program = str(remote.node.folder / "engine.py").encode()
     found = []
     for process in Path("/proc").glob("[0-9]*"):

@@ -1,5 +1,7 @@
-"""The door on a clock that a test sets: the file of VGPU_TEST_CLOCK has its seconds. Until the test changes
-it, no time passes for the door: no limit fills again, and nothing times out.
+"""Runs the door for remote slices with a clock that a test sets: the file named by VGPU_TEST_CLOCK has its
+seconds.
+
+Until the test changes the file, no time passes for the door: no rate limit recovers, and nothing times out.
 """
 
 import asyncio

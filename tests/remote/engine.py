@@ -1,8 +1,8 @@
-"""A stand-in for the server of a remote engine: a process for each connection, and lines of text.
+"""A stand-in for the server of a remote engine: one process for each connection, and lines of text.
 
-`alloc BYTES` allocates device memory and answers with the CUresult; `zeros BYTES` answers with as many;
-`uid`, `gid`, `groups`, `pids`, `interfaces` and `echo TEXT` say what they are asked. CUDA starts at the first
-`alloc`.
+`alloc BYTES` allocates device memory and answers with the CUresult. `zeros BYTES` answers with that many
+bytes. `uid`, `gid`, `groups`, `pids`, `interfaces` and `echo TEXT` answer with what they name. CUDA starts at
+the first `alloc`.
 """
 
 import ctypes

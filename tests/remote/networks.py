@@ -1,4 +1,6 @@
-"""Two networks of a test's own, with one link: the node's and the client's. They end with their processes."""
+"""Two networks for one test, joined by one link: that of the node and that of the client. They end with their
+processes.
+"""
 
 import subprocess
 from contextlib import ExitStack
@@ -35,7 +37,7 @@ class Networks:
 
     @property
     def node(self) -> list[str]:
-        """The words before a command of the node's network."""
+        """The beginning of a command that runs in the node's network."""
         return self._within(0)
 
     @property
@@ -43,7 +45,7 @@ class Networks:
         return self._within(1)
 
     def cut(self) -> None:
-        """Cuts the link: no packet passes any more, so no end of a connection is noticed."""
+        """Cuts the link. No packet passes any more, so neither side notices the end of a connection."""
         self._ip(self.node, "link", "set", "node", "down")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A vgpud with a door for remote slices, and clients of it, all on the loopback address."""
+"""A vgpud with the door for remote slices, and clients of it, all on the loopback address."""
 
 import json
 import os
@@ -24,20 +24,20 @@ from vgpud.remote.grants import FILE
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 _ENGINE = Path(__file__).parent / "engine.py"
-#: the account of grants, which each distribution has
+#: the account that grants are for; each distribution has it
 USER = "daemon"
 PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
 
 
 def listening(pid: int) -> list[int]:
-    """The ports on which something listens in the network of a process (proc(5))."""
+    """The ports on which a process listens in the network of the process `pid` (proc(5))."""
     lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     return [int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == "0A"]
 
 
 class Sessions:
-    """Starts a session process for each connection of remote.sock, as systemd does for a socket with
-    Accept=yes. `before` is a command that runs it.
+    """Starts a session process for each connection to remote.sock, as systemd does for a socket with
+    Accept=yes. `before` is the beginning of a command that runs the process.
     """
 
     before: Sequence[str] = ()
@@ -75,9 +75,9 @@ class Sessions:
 
 
 class RemoteNode:
-    """A vgpud with a door. `policy` is the text of the table [remote], without server and listen. The door
-    and its clients are in `networks`, or else in the network of the test. With `stands`, the door's clock
-    stands still but for `set_clock`.
+    """A vgpud with a door for remote slices. `policy` is the text of the table [remote], without server and
+    listen. The door and its clients run in `networks`, or else in the network of the test. With `stands`, the
+    door's clock moves only by `set_clock`.
     """
 
     def __init__(
@@ -114,19 +114,20 @@ class RemoteNode:
     def _stand_in(self) -> Path:
         """Writes the program that stands in for Lupine's server. It runs on the simulated node."""
         script, folder = self.node.folder / "server", self.node.folder
-        # copies, because other users cannot enter a tree below a closed folder
+        # copies, because other users cannot enter the source tree below a closed folder
         own, simulated = folder / "lib", folder / "sim"
         shutil.copytree(BUILD / "lib", own)
         shutil.copytree(BUILD / "sim" / "lib", simulated, symlinks=True)
         engine = shutil.copy(_ENGINE, folder)
         self.node.environment["VGPUD_LIB_DIR"] = str(own)
-        state = folder / "devices"  # another name, because pytest's own folders are closed to other users
+        # a folder of another name, because pytest's own folders are closed to other users
+        state = folder / "devices"
         state.hardlink_to(self.node.environment["VGPU_SIM_STATE"])
         state.chmod(0o666)  # as the device files are
         kept = {"VGPU_SIM_STATE": str(state), "LD_LIBRARY_PATH": str(simulated)}
         lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
         preload = f'export LD_PRELOAD="$LD_PRELOAD:{simulated / "libvgpu-sim-rm.so"}"'
-        # the system's Python: other users cannot enter the tree with the virtual environment
+        # the system's Python, because other users cannot enter the source tree with the virtual environment
         python = Path(sys.executable).resolve()
         script.write_text("\n".join(["#!/bin/sh", *lines, preload, f"exec {python} {engine}", ""]))
         script.chmod(0o755)
@@ -161,7 +162,7 @@ class RemoteNode:
         return self.node.ctl("remote", "grant", user, *options).stdout.strip()
 
     def expire(self, token: str) -> None:
-        """Sets the grant's expiry to a time that has passed."""
+        """Sets the expiry of the grant to a time in the past."""
         self.rewrite(token, expires=1)
 
     def rewrite(self, token: str, **fields: int) -> None:
@@ -175,7 +176,7 @@ class RemoteNode:
     def client(
         self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"
     ) -> "subprocess.Popen[str]":
-        """Starts `vgpuctl remote VERB` with this token, in an environment that has nothing of the node's."""
+        """Starts `vgpuctl remote VERB` with this token, in an environment that has nothing of the node."""
         tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
         words = [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"{self.host}:{self.port}"]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}

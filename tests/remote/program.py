@@ -1,4 +1,4 @@
-"""A program of a remote slice: it sends its standard input to the engine, and prints what comes back."""
+"""A program for a remote slice: it sends its standard input to the engine, and prints the answers."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def answered(lines: TextIO, line: str) -> str:
-    """The engine's answer; "" if the connection is closed, before the line or while it is sent."""
+    """The engine's answer, or "" if the connection is closed before or while the line is sent."""
     try:
         lines.write(line)
         lines.flush()

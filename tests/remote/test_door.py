@@ -1,4 +1,4 @@
-"""The door and the session beside connections of programs that are not clients."""
+"""The door and a session beside connections of programs that are not clients."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_an_invalid_call_to_the_remote_door_is_refused(remote: RemoteNode) -> No
         with (
             socket.create_connection(("127.0.0.1", remote.port)) as plain,
             context.wrap_socket(plain, server_hostname="localhost") as made,
-            suppress(OSError),  # the door closes the connection before the line ends
+            suppress(OSError),  # the door closes the connection before the end of the line
         ):
             made.sendall(line)
             answer = made.recv(4096)

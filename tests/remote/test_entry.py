@@ -1,4 +1,4 @@
-"""The start of a session process, before the caller has proved a grant."""
+"""The start of a session process, before the caller has proved that it has a grant."""
 
 import errno
 import json
@@ -34,7 +34,7 @@ _COSTLY = {
 
 
 def _asked(state: Path, line: bytes) -> tuple[str, int, set[str]]:
-    """The reply to a call, the exit code and the imported modules of a session process."""
+    """Returns the reply of a session process to a call, its exit code, and the modules that it imported."""
     door, session = socket.socketpair()
     with door, session:
         door.sendall(line)

@@ -204,7 +204,7 @@ def test_grant_commands_without_root_name_the_missing_permission(
 
 
 def _grants(ctl: Ctl, folder: Path, users: dict[str, str]) -> None:
-    """Makes a grant with each of these ids."""
+    """Makes grants with these ids and users."""
     for user in users.values():
         ctl("grant", user)
     rows = json.loads((folder / FILE).read_text())

@@ -1,4 +1,4 @@
-"""The limits of the door, with whole sessions, on a clock that stands still until the test sets it."""
+"""The limits of the door with whole sessions. The door's clock stands still until the test sets it."""
 
 import json
 import re
@@ -30,7 +30,7 @@ Standing = Callable[[str], RemoteNode]
 
 @pytest.fixture
 def standing(make_node: NodeMaker) -> Iterator[Standing]:
-    """Makes a node whose door's clock stands still, with this text of [remote]."""
+    """Makes a node with this text of [remote], whose door's clock stands still."""
     with ExitStack() as made:
 
         def make(policy: str) -> RemoteNode:
@@ -76,7 +76,7 @@ def test_a_session_is_held_to_its_byte_rate_and_does_not_slow_other_sessions(sta
         assert say(other, "echo hello") == "hello"
     said, errors = client.communicate()
     assert said == f"{2 * MIB + 1}\n", errors + remote.log.read_text()
-    # 4 MiB at 1 MiB a second, less a burst of a quarter of a second and a last piece of 256 KiB
+    # 4 MiB at 1 MiB a second, minus a burst of a quarter of a second and a last piece of 256 KiB
     assert seconds >= 3.5
     other.kill()
     ended(other)
@@ -149,8 +149,8 @@ def test_silent_connections_of_four_networks_do_not_shut_out_a_client(
             for network in range(4)
             for _ in range(each + 1)
         ]
-        # three networks reach their limit; the fourth gets the two places that are reserved for networks with
-        # few connections
+        # three networks reach their maximum; the fourth gets the two places that are reserved for networks
+        # with few connections
         until(lambda: len(_closed(silent)) == len(silent) - 3 * each - 2)
         client = opened(remote, remote.grant(), "--memory", "1GiB")
         client.kill()

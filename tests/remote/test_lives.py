@@ -1,4 +1,4 @@
-"""The end of a remote slice: by any process, in any order."""
+"""The end of a remote slice, caused by any of its processes and in any order."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def _release(remote: RemoteNode, _: str) -> None:
 
 def _kill_engine(remote: RemoteNode, _: str) -> None:
     for pid in engine_of(remote):
-        with suppress(ProcessLookupError):  # this process ended when the first one was killed
+        with suppress(ProcessLookupError):  # this process has ended with the one that was killed first
             os.kill(pid, signal.SIGKILL)
 
 
@@ -76,7 +76,8 @@ def test_a_client_is_told_why_the_node_ends_its_session(remote: RemoteNode) -> N
         client.stdin.close()
         assert client.stderr.read() == f"hint: {hint}\n"
         assert client.wait(timeout=300) == status
-    assert "no such session" not in remote.log.read_text()  # the client did not try to come back
+    # the client has not tried to open its session again
+    assert "no such session" not in remote.log.read_text()
 
 
 def test_a_remote_program_that_succeeds_after_losing_its_slice_keeps_its_exit_code(
@@ -112,7 +113,7 @@ def test_a_session_goes_on_while_the_file_of_grants_cannot_be_read(remote: Remot
     until(lambda: "remote_grants_not_read" in remote.log.read_text())
     refused = ended(remote.client("x" + token[1:], "--memory", "1GiB"))
     assert refused.startswith("vgpuctl: the node cannot read its grants (E706)\nhint: see the journal of ")
-    assert FILE not in refused  # this answer needs no valid token, so it names no file
+    assert FILE not in refused  # this answer needs no valid token, so it must not name a file
     assert f"{FILE} cannot be used: expecting" in remote.log.read_text()
     assert say(client, "echo still") == "still"
     assert len(remote.held()) == 1
@@ -196,7 +197,7 @@ def test_a_client_that_loses_its_control_connection_keeps_the_session(remote: Re
     for made in connections_of(client.pid, remote.port):
         made.shutdown(socket.SHUT_RDWR)
         made.close()
-    # the client has made its control connection again
+    # the client has opened a new control connection
     until(lambda: len(connections_of(client.pid, remote.port)) == 1)
     (held,) = remote.held()
     shown, _ = remote.client(remote.grant(), verb="status").communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""A node and a client in networks of their own, of which the door is the only link."""
+"""A node and a client in networks of their own. Only the door is reachable from the other one."""
 
 import json
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_a_session_of_a_client_that_is_cut_off_ends_with_its_grant(
     networks.cut()
     client.kill()
     ended(client)
-    assert len(apart.held()) == 1  # the door has no notice of the client's end
+    assert len(apart.held()) == 1  # the door has no notice that the client has ended
     apart.node.ctl("remote", "revoke", USER)
     until(lambda: not apart.held())
     until(lambda: not engine_of(apart))

@@ -1,4 +1,4 @@
-"""The parts of remote slices without a network: messages, limits, grants, and where a door is."""
+"""The parts of remote slices without a network: messages, limits, grants, and the address of a door."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ def test_a_flood_of_eight_networks_leaves_the_door_open_to_a_client_without_a_se
     for _ in range(20):
         accepted += sum(door._may_arrive(f"192.0.2.{number % 8}") for number in range(1987))
         assert door._may_arrive("192.0.2.9")
-    assert accepted < 50 * 41  # the burst of one second, and 40 s at the limit
+    assert accepted < 50 * 41  # the burst of one second, and 40 s at the rate limit
 
 
 def test_handshakes_from_four_networks_leave_connections_for_others() -> None:
@@ -191,7 +191,7 @@ def test_a_session_has_one_control_connection_and_sends_only_its_end_on_it() -> 
                     await asyncio.wait_for(controls[-2], 300)
                 assert session.control is stream[1]
                 assert session.control_ended is None
-            # bytes beyond END would bypass the rate limit, so the door closes the connection
+            # bytes after END would bypass the rate limit, so the door closes the connection
             clients[-1].sendall(wire.END * 1000)
             await asyncio.wait_for(controls[-1], 300)
             assert session.control_ended is not None
@@ -233,7 +233,8 @@ def test_the_last_line_of_the_control_connection_is_the_cause_of_the_sessions_en
             process.sendall(said)
         await asyncio.wait_for(door._hear_backend(session), 300)
         await asyncio.wait_for(control, 300)
-        with far, far.makefile("rb") as lines:  # a client of an earlier version reads to the end, too
+        # a client of an earlier version reads to the end of the connection, too
+        with far, far.makefile("rb") as lines:
             return await asyncio.to_thread(lines.read)
 
     assert asyncio.run(check()) == wire.refusal(cause)
@@ -429,7 +430,7 @@ def test_the_file_of_grants_contains_no_token_secret_and_others_cannot_read_it(t
     assert secret not in (tmp_path / "remote" / "grants.json").read_text()
     assert (tmp_path / "remote" / "grants.json").stat().st_mode & 0o777 == 0o600
     assert grants.find(token, "") == grant
-    # the client alone checks the certificate's digest in the token
+    # only the client checks the certificate's digest in the token
     assert grants.find(token.replace("f" * 64, "e" * 64), "") == grant
 
 
@@ -559,7 +560,7 @@ def test_the_error_for_a_door_of_another_name_differs_from_that_for_an_unknown_a
 
 
 def _of_door(*lines: bytes, use: Callable[[Place], Coroutine[Any, Any, _T]]) -> _T:
-    """Returns the result of `use` with a door that answers each call by these lines."""
+    """Returns the result of `use`, for a door that answers each call with these lines."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -660,7 +661,7 @@ def test_the_error_names_a_certificate_file_that_tls_cannot_use(
     with pytest.raises(VgpuError) as raised:
         Place("gpu1", certificate=certificate, key=key, authority=authority).tls()
     assert raised.value.sentence == sentence
-    if "none.key" not in names:  # the door reports the same mistake for its own files
+    if "none.key" not in names:  # the door reports the same mistake about its own files
         with pytest.raises(VgpuError) as raised:
             context_of(certificate, key, authority)
         assert raised.value.sentence == sentence

@@ -1,4 +1,4 @@
-"""The relay between two connections, and the ends of each."""
+"""The relay between two connections, and the end of each direction."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from vgpud.remote.session import _wait_ready
 
 
 async def _pair() -> tuple[tuple[StreamReader, StreamWriter], socket.socket]:
-    """A connection of the relay, and its peer."""
+    """A connection of the relay, and the socket at its other end."""
     near, peer = socket.socketpair()
     peer.setblocking(False)
     return await asyncio.open_connection(sock=near), peer
@@ -32,7 +32,7 @@ async def _received(peer: socket.socket, size: int) -> bytes:
 def test_the_end_of_one_direction_is_relayed_and_the_answer_still_comes_back() -> None:
     async def check() -> None:
         (near, program), (far, engine) = await _pair(), await _pair()
-        client, door = socket.socketpair()  # stands for TLS: one direction alone cannot be closed
+        client, door = socket.socketpair()  # a stand-in for TLS, where one direction alone cannot be closed
         ends = [asyncio.open_connection(sock=one) for one in (client, door)]
         work = [
             asyncio.ensure_future(relay(one, await end)) for one, end in zip((near, far), ends, strict=True)

@@ -1,4 +1,4 @@
-"""What a remote program gets, end to end, with a stand-in engine on the simulated node."""
+"""Remote programs from end to end, with a stand-in engine on the simulated node."""
 
 import http.client
 import json
@@ -60,7 +60,8 @@ def test_the_server_runs_as_the_grants_account_in_namespaces_of_its_own(remote: 
     assert say(client, "interfaces") == "lo"
     assert say(client, "pids").split()[0] == "1"
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", 14833))  # the engine's port cannot be reached from the host
+        # the port of the engine must not be reachable from the host
+        socket.create_connection(("127.0.0.1", 14833))
     (held,) = remote.held()
     assert held.owner_uid == 65534
     client.kill()

@@ -36,7 +36,8 @@ def test_a_client_sends_nothing_to_a_door_with_another_certificate(remote: Remot
     number, secret, pin = remote.grant().split(".")
     client = remote.client(f"{number}.{secret}.{'0' * len(pin)}", "--memory", "1GiB")
     assert "is not the one that the token names (E201)" in ended(client)
-    assert remote.sessions.processes[1:] == []  # the first process only read the door's settings
+    # the only session process was the one that read the door's settings
+    assert remote.sessions.processes[1:] == []
 
 
 def test_a_client_certificate_opens_a_session_only_while_it_has_a_grant(remote: RemoteNode) -> None:
