@@ -18,7 +18,7 @@ NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
 def config(
     rootfs: Path, *command: str, asks: Mapping[str, str] | None = None, host_pids: bool = False
 ) -> dict[str, Any]:
-    """A config.json with these annotations. Its process is root in namespaces of its own; with `host_pids` it
+    """A config.json with these annotations. Its process is root in namespaces of its own. With `host_pids` it
     has the host's pid namespace.
     """
     proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
@@ -36,7 +36,7 @@ def config(
             "noNewPrivileges": True,
         },
         "root": {"path": str(rootfs), "readonly": False},
-        # runc makes device nodes in /dev, which must not be in the root file system that tests share
+        # runc makes device nodes in /dev, and the tests share the root file system
         "mounts": [proc, {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
         "linux": {"namespaces": [{"type": n} for n in namespaces]},
     }
@@ -61,7 +61,7 @@ class Runc:
         return [*self._front, *words]
 
     def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Calls runc without pipes, which a container that keeps running would hold open."""
+        """Calls runc without pipes, because a container that keeps running would hold them open."""
         with (self.root / "output").open("w+") as output:
             done = subprocess.run(
                 self.command(*words),
@@ -90,7 +90,7 @@ class Runc:
             self.delete(name)
 
     def delete(self, name: str) -> None:
-        """Also removes the cgroup that a killed runtime has left."""
+        """Deletes the container, and the cgroup that a killed runtime has left."""
         self.call("delete", "--force", name, check=False)
         for pattern in (CGROUPS, f"*/{CGROUPS}"):
             for folder in Path("/sys/fs/cgroup").glob(f"{pattern}/{self._cgroup(name)}"):

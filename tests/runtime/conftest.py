@@ -1,4 +1,4 @@
-"""Real container engines, which need root, with a vgpud on a simulated node."""
+"""Fixtures: real container engines, which need root, with a vgpud on a simulated node."""
 
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.sim import outside
 
 FRONT = BUILD / "bin" / "vgpu-runtime"
 HOOK = BUILD / "bin" / "vgpu-hook"
-# no network, and limits that every session may set: Podman's default limits may be higher
+# No network, and limits that every session may set, because Podman's default limits may be higher.
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 
 

@@ -1,4 +1,4 @@
-"""A containerd of a test's own: the installed one, or one of a later Debian release, unpacked."""
+"""Runs a containerd for the tests: the installed one, or an unpacked one of a later Debian release."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.e2e.support import eventually
 from tests.sim import outside
 from tests.simnode import ROOT
 
-#: Release of containerd -> the Debian suite that has it; "" is the installed one.
+#: Release of containerd, and the Debian suite that has it ("" for the installed one).
 SUITES = {"installed": "", "1.7": "trixie", "2": "forky"}
 #: The only image of the tests, also of pause containers.
 IMAGE = "vgpud.test/image:1"
@@ -56,8 +56,9 @@ def documented_tables() -> str:
 
 
 def documented_config(release: str, cdi: Path) -> str:
-    """Debian's file with the lines of docs/containers.md and docs/kubernetes.md, the test's paths, and what
-    a machine without CAP_SYS_RESOURCE and without a registry needs. Containers share the host's network.
+    """Debian's file with the lines of docs/containers.md and docs/kubernetes.md, the test's paths, and
+    settings for a machine without CAP_SYS_RESOURCE and without a registry. Containers share the host's
+    network.
     """
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     assert "`enable_cdi = true`" in page
@@ -99,7 +100,7 @@ class Containerd:
         )
 
     def start(self) -> None:
-        """Returns when containerd serves. Skips the test if it ends."""
+        """Starts containerd and waits until it serves. Skips the test if it ends."""
         folder, path = self.folder, f"{self.programs or ''}:{self.environment['PATH']}"
         places = ("--root", folder / "root", "--state", folder / "state", "--address", self.socket)
         with (folder / "log").open("ab") as log:
@@ -124,7 +125,9 @@ class Containerd:
         self._daemon.wait()
 
     def end_containers(self) -> None:
-        """Leaves what a reboot leaves of a killed containerd's containers: no processes, mounts and state."""
+        """Leaves what a reboot leaves of containers of a killed containerd: no processes, mounts and
+        state.
+        """
         shims = [
             pid
             for pid, command in _commands()
@@ -143,7 +146,7 @@ class Containerd:
         shutil.rmtree(self.folder / "state")
 
     def _remove_outside(self, bundle: Path) -> None:
-        """Removes what an ended container has outside of containerd's folders: its control group, runc's
+        """Removes what an ended container has left outside of containerd's folders: its control group, runc's
         state, and the socket of its shim.
         """
         states = Path("/run/containerd/runc") / bundle.parent.name
@@ -179,8 +182,10 @@ def _children(pid: int) -> list[int]:
 def containerd(
     folder: Path, config: str, environment: Mapping[str, str] = os.environ, release: str = "installed"
 ) -> Iterator[Containerd]:
-    """Runs a containerd during the block. Its own files and sockets are in `folder`, so others can run beside
-    it; by default the socket of NRI, which containerd 2 serves, is /var/run/nri/nri.sock.
+    """Runs a containerd during the block.
+
+    Its files and sockets are in `folder`, so that others can run beside it. By default the socket of NRI,
+    which containerd 2 serves, is /var/run/nri/nri.sock.
     """
     nri = f'\n[plugins."io.containerd.nri.v1.nri"]\n  socket_path = "{folder}/nri.sock"\n'
     (folder / "config.toml").write_text(config.replace("/var/lib/containerd/opt", f"{folder}/opt") + nri)

@@ -1,4 +1,5 @@
-"""Time that vgpu-runtime adds to the start of a container: `python -m tests.runtime.cost [--rounds 100]`.
+"""Measures the time that vgpu-runtime adds to the start of a container: `python -m tests.runtime.cost
+[--rounds 100]`.
 
 Each round creates one container with runc alone, one through vgpu-runtime that asks for nothing, and one that
 asks for memory. It times `create`, after which an engine starts the container. Needs root.

@@ -1,4 +1,4 @@
-"""A client of a container engine's CRI, as the kubelet is one. Pods have the host's network."""
+"""A client of a container engine's CRI, in place of the kubelet. Pods have the host's network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class Cri:
         return Pod(made, config)
 
     def start(self, pod: Pod, state: str, cdi: str = "") -> str:
-        """Starts a container that sleeps on the simulated node of folder `state`. Returns its id. Raises
-        grpc.RpcError if the engine refuses it.
+        """Starts a container that sleeps, on the simulated node whose state is in the folder `state`. Returns
+        its id. Raises grpc.RpcError if the engine refuses it.
         """
         config = self.messages.ContainerConfig(
             metadata={"name": "main"},

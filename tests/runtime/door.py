@@ -1,4 +1,4 @@
-"""A door that records the requests of vgpu-runtime and vgpu-hook and sends prepared answers."""
+"""A fake runtime.sock that records the requests of vgpu-runtime and vgpu-hook and sends prepared answers."""
 
 import os
 import socket
@@ -20,7 +20,9 @@ class Heard:
 
 @dataclass
 class FakeDoor:
-    """`answers` are sent in order, and the last one repeatedly. None closes the connection instead."""
+    """`answers` are sent in order, the last one again and again. For None the connection is closed
+    instead.
+    """
 
     run_dir: Path
     answers: list[tuple[Status, bytes] | None]

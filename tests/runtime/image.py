@@ -1,4 +1,6 @@
-"""An image of an OCI registry's layout from a root file system, for engines that run images only."""
+"""Makes an image in the layout of an OCI registry from a root file system, for engines that run only
+images.
+"""
 
 import hashlib
 import io
@@ -39,7 +41,7 @@ def make_image(rootfs: Path, name: str, archive: Path) -> Path:
         listed = {"mediaType": f"{_KIND}.manifest.v1+json", **manifest, "annotations": names}
         _add(out, "index.json", _json(schemaVersion=2, manifests=[listed]))
         _add(out, "oci-layout", _json(imageLayoutVersion="1.0.0"))
-        # docker load of engines without containerd's store reads this file
+        # the `docker load` of engines without containerd's image store reads this file
         blob = f"blobs/sha256/{tree['digest'].removeprefix('sha256:')}"
         setup = f"blobs/sha256/{config['digest'].removeprefix('sha256:')}"
         _add(

@@ -1,4 +1,4 @@
-"""A root file system for containers: a few programs of this machine with their libraries."""
+"""Makes a root file system for containers: a few programs of this machine with their libraries."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""containerd's shim with vgpu-runtime: `ctr run` on a root file system, without a registry."""
+"""containerd's shim with vgpu-runtime: `ctr run` with a root file system, without a registry."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 @pytest.fixture(scope="module")
 def engine(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containerd]:
-    # the shim and the runtime that it calls inherit containerd's environment
+    # the shim, and the runtime that it calls, inherit containerd's environment
     environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
     with containerd(tmp_path_factory.mktemp("containerd"), CONFIG, environment) as made:
         yield made
@@ -31,8 +31,8 @@ def engine(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def named(name: str) -> str:
-    """Returns a container's id with this process's pid, because runc wants ids that are unique on the
-    machine.
+    """Returns a container's id that contains this process's pid, because runc wants ids that are unique on
+    the machine.
     """
     return f"{name}-{os.getpid()}"
 
@@ -57,7 +57,7 @@ def test_a_containerd_container_has_its_slice(
 def test_a_refusal_by_vgpud_reaches_the_caller_of_containerd(
     engine: Containerd, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """containerd's shim reads the refusal from the runtime's log, and passes it to the caller."""
+    """containerd's shim reads the refusal from the runtime's log, and passes it on."""
     words = ("--rm", "--annotation=vgpud.io/memory=1000GiB")
     done = run(engine, rootfs, "refused", *words, command=":")
     assert done.returncode != 0 and "E402" in done.stderr, done.stderr

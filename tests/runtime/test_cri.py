@@ -1,4 +1,4 @@
-"""Pods by the CRI of real releases of containerd, configured as the pages say."""
+"""Pods by the CRI of real releases of containerd, configured as the pages of docs/ say."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.runtime.image import make_image
 pytestmark = needs("containerd", "debian-archive", "root")
 ASKS = {"vgpud.io/memory": "8GiB"}
 SMI = ("/usr/bin/nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader")
-# the two releases with CDI are named, because the installed one may be containerd 1.6, which has no CDI
+# Only these two releases have CDI. The installed one may be containerd 1.6, which has none.
 with_cdi = pytest.mark.parametrize("shared_engine", ["1.7", "2"], indirect=True, scope="module")
 
 
@@ -40,7 +40,7 @@ class Engine:
         return self.cri.start(self.cri.pod(name, **pod), self.state, cdi)  # type: ignore[arg-type]
 
     def smi(self, container: str) -> str:
-        """Returns what nvidia-smi prints without the container's environment variables."""
+        """Returns the output of nvidia-smi without the container's environment variables."""
         return self.cri.run(container, "/usr/bin/env", "-i", f"VGPU_SIM_STATE={self.state}", *SMI)
 
     def ended(self) -> None:
@@ -57,7 +57,7 @@ def shared_engine(
 ) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("cri")
     config = documented_config(request.param, shared_node.folder / "cdi")
-    # the shim and the runtime that it calls inherit containerd's environment
+    # the shim, and the runtime that it calls, inherit containerd's environment
     environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
     with containerd(folder, config, environment, request.param) as made:
         image = make_image(rootfs, IMAGE, folder / "image.tar")
@@ -85,9 +85,7 @@ def test_the_annotation_of_a_pod_gives_its_container_a_slice(engine: Engine) -> 
     [({"vgpud.io/memory": "1000GiB"}, "E402"), ({}, "E103"), ({"vgpud.io/memori": "8GiB"}, "E103")],
 )
 def test_a_pod_that_gets_no_slice_has_no_container(engine: Engine, asks: dict[str, str], error: str) -> None:
-    """A pod that gets no slice has no container. Its runtime class asks for a slice, so a pod without a
-    request is refused, too.
-    """
+    """The runtime class of the pod asks for a slice, so a pod without a request is refused, too."""
     with pytest.raises(grpc.RpcError) as raised:
         engine.start("refused", handler="vgpu", annotations=asks)
     assert f"({error})" in str(raised.value.details()), raised.value.details()
@@ -124,7 +122,7 @@ def test_a_killed_container_releases_its_slice(engine: Engine) -> None:
 
 @with_cdi
 def test_a_container_gets_a_slice_by_the_cdi_device_of_the_slice(engine: Engine) -> None:
-    """The kubelet names CDI devices in the CRI's field for them, as this test does."""
+    """Like the kubelet, this test names CDI devices in the CRI's field for them."""
     held = quota(engine.node, 3)
     container = engine.start("cdi", cdi=held.cdi_name)
     assert engine.smi(container) == "3072 MiB"

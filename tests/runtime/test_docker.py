@@ -1,4 +1,4 @@
-"""Docker of a later Debian release with vgpu-runtime and by CDI, configured as docs/containers.md says."""
+"""Docker of a later Debian release, with vgpu-runtime and with CDI, configured as docs/containers.md says."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Docker:
 
 
 def documented_config(folder: Path, node: DemoNode) -> Path:
-    """daemon.json of the page, with the test's paths."""
+    """The daemon.json of docs/containers.md, with the test's paths."""
     page = (ROOT / "docs" / "containers.md").read_text()
     (shown,) = re.findall(r"`/etc/docker/daemon.json`\): `(.*)`\.", page)
     config = json.loads(shown.replace("/usr/bin/vgpu-runtime", str(BUILD / "bin" / "vgpu-runtime")))
@@ -81,7 +81,7 @@ def shared_docker(
     path = f"{server}:{package('2') / 'usr/bin'}:{os.environ['PATH']}"
     places = (f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid")
     with (folder / "log").open("wb") as log:
-        # the shim and the runtime that it calls inherit the daemon's environment
+        # the shim, and the runtime that it calls, inherit the daemon's environment
         daemon = subprocess.Popen(
             [server / "dockerd", f"--config-file={config}", f"--host=unix://{docker.socket}", *places, *HERE],
             env={**os.environ, "PATH": path, "VGPUD_RUN_DIR": str(shared_node.run_dir)},

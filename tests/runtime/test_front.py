@@ -1,4 +1,4 @@
-"""vgpu-runtime in front of a runtime that records its arguments: the whole command line is passed on."""
+"""vgpu-runtime in front of a fake runtime that records its arguments: the whole command line is passed on."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_vgpu_runtime_tells_vgpud_the_name_that_docker_gave_the_container(
 def test_vgpu_runtime_takes_the_containers_name_from_conmons_command_line(
     runtime: Path, bundle: Path, tmp_path: Path, parent: str, told: str
 ) -> None:
-    """The shell under this name stands for conmon, and does not execute its last command in its place."""
+    """A shell with the name conmon stands for conmon. It does not replace itself by its last command."""
     (tmp_path / parent).symlink_to("/bin/sh")
     with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
         options = f"--vgpu-run-dir={door.run_dir} --vgpu-runtime={runtime}"
@@ -179,9 +179,7 @@ def test_vgpu_runtime_edits_the_bundle_and_calls_the_runtime_with_the_same_argum
 def test_a_reused_bundle_is_prepared_from_its_original_config(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """A bundle is used for a second container. Its config.json must not contain the edits of the first
-    container, whose allocation is gone.
-    """
+    """The config.json must not contain the edits of the first container, whose allocation is gone."""
     with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
         for name in ("c1", "c2"):
             front(runtime, door.run_dir, "run", name, cwd=bundle)
@@ -198,8 +196,8 @@ def test_the_answer_unchanged_leaves_the_bundle_as_it_is(runtime: Path, bundle: 
 def test_a_refusal_is_written_to_standard_error_and_to_the_runtimes_log(
     runtime: Path, bundle: Path, tmp_path: Path, style: str
 ) -> None:
-    """A refusal is written to standard error, where Podman reads it, and to runc's log, where containerd
-    does. The runtime is not called.
+    """Podman reads the refusal on standard error, and containerd reads it in runc's log. The runtime is not
+    called.
     """
     said = 'only 1GiB is free on "device 0" (E401)\nhint: ask for less'
     log = tmp_path / "log"
@@ -225,7 +223,7 @@ def test_vgpu_runtime_waits_for_a_daemon_that_restarts(runtime: Path, bundle: Pa
         target=lambda: results.append(front(runtime, run_dir, "run", "c1", cwd=bundle))
     )
     waiting.start()
-    # the door closes the first connection without an answer, as a killed daemon does
+    # the first connection is closed without an answer, as by a killed daemon
     with FakeDoor(run_dir, [None, (Status.DONE, EDITED.encode())]):
         waiting.join(300)
     assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED

@@ -1,4 +1,4 @@
-"""vgpu-hook with states and configs that the tests make."""
+"""vgpu-hook with container states and configs that the tests make."""
 
 import ctypes
 import json
@@ -38,8 +38,8 @@ def hook(
 
 
 def test_the_hook_programs_load_no_shared_library() -> None:
-    """The hook is linked statically: it runs as root outside of the container, and an image's LD_PRELOAD must
-    not be loaded.
+    """The hook runs as root outside of the container, and must not load the LD_PRELOAD of an image. So it is
+    linked statically.
     """
     for program in (HOOK, BUILD / "bin" / "vgpu-runtime"):
         assert b"/ld-linux" not in program.read_bytes()
@@ -91,8 +91,8 @@ def test_the_hook_end_restores_the_bundle_and_never_fails(tmp_path: Path) -> Non
 
 
 def test_the_hook_end_does_not_wait_for_a_daemon_that_is_down(tmp_path: Path) -> None:
-    """The socket stays open while the daemon is down, as systemd holds it. The hook's limit of 60 s applies
-    only to calls that need an answer, so an end does not wait.
+    """systemd holds the socket open while the daemon is down. The hook's limit of 60 s applies only to calls
+    that need an answer, so an end does not wait.
     """
     with socket.socket(socket.AF_UNIX) as held:
         held.bind(str(tmp_path / "runtime.sock"))
@@ -124,8 +124,8 @@ def test_vgpu_hook_reports_a_wrong_command_line(tmp_path: Path, words: tuple[str
 
 @pytest.mark.parametrize("spaced", [None, 1])
 def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: int | None) -> None:
-    """A container that names two allocations does not start: their environment variables contradict each
-    other, and one allocation could not be used.
+    """The environment variables of two allocations contradict each other, and one allocation could not be
+    used.
     """
     (tmp_path / "root").mkdir()
 
@@ -148,7 +148,7 @@ def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: i
 
 @pytest.fixture(scope="module")
 def member() -> Callable[[str, str], str | None]:
-    """The string at a key of a JSON text, as the C code reads it."""
+    """Returns a function that reads the string at a key of a JSON text, as the C code does."""
     read = ctypes.CDLL(str(TEST_BUILD / "libjson_text.so"))
     read.vgpu_json_member.restype = ctypes.c_void_p
     read.vgpu_json_member.argtypes = [ctypes.c_char_p, ctypes.c_char_p]

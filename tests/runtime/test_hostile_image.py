@@ -1,4 +1,4 @@
-"""Files in an image at paths that the hook reads: they must neither block the hook nor be used."""
+"""Files in an image at the paths that the hook reads. They must neither block the hook nor be used."""
 
 import os
 import subprocess
@@ -27,12 +27,12 @@ assert not linked or open(sys.argv[4]).read() == "the host's", "the link was fol
 """
 
 
-#: The part of vgpu-hook that works in a root file system.
+#: the part of vgpu-hook that works in the root file system of a container
 HOOK = TEST_BUILD / "librootfs.so"
 
 
 def call(root: Path, what: str, shown: Path) -> str:
-    """Runs the hook's file system code in a new mount namespace. The time limit ends a hook that blocks in
+    """Runs that part of the hook in a new mount namespace. The time limit ends a hook that blocks in
     open(2).
     """
     words: list[str | Path] = [
@@ -52,8 +52,8 @@ def call(root: Path, what: str, shown: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
 def test_a_preload_list_of_an_image_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """An attack: /etc/ld.so.preload of an image is a FIFO without a writer. open(2) of it blocks, and with it
-    the container's start.
+    """An attack: /etc/ld.so.preload of an image is a FIFO without a writer. An open(2) of it would block the
+    start of the container.
     """
     (tmp_path / "etc").mkdir()
     preload, outside = tmp_path / "etc" / "ld.so.preload", tmp_path / "outside"
@@ -82,7 +82,9 @@ def test_the_preload_list_of_an_image_is_kept_behind_libvgpu(tmp_path: Path, bef
 
 
 def driver_and_libc(root: Path) -> Path:
-    """An image with a C library, into which a driver's library is mounted. Returns the path of that mount."""
+    """An image with a C library, into which a driver's library should be mounted. Returns the path of that
+    mount.
+    """
     for folder in ("opt/driver", "usr/lib64"):
         (root / folder).mkdir(parents=True)
     (root / "opt/driver/libcuda.so.1").write_text("the driver's")

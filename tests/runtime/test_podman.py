@@ -1,4 +1,4 @@
-"""Podman and runc, with vgpu-runtime, by CDI and by a hook: what a container sees, and what it leaves
+"""Podman and runc, with vgpu-runtime, with CDI and with a hook: what a container sees, and what it leaves
 behind.
 """
 
@@ -30,7 +30,7 @@ def test_nvidia_smi_in_a_podman_container_shows_the_slice(podman: Podman) -> Non
 
 
 def test_the_limit_of_a_podman_container_holds_against_its_environment(podman: Podman) -> None:
-    """With an empty environment, as after ssh or su, libvgpu is loaded by /etc/ld.so.preload."""
+    """Even with an empty environment, as after ssh or su, /etc/ld.so.preload loads libvgpu."""
     state = podman.node.environment["VGPU_SIM_STATE"]
     done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
     assert done.stdout.strip() == "8192 MiB"
@@ -98,7 +98,7 @@ def test_a_restarted_podman_container_gets_a_slice_again(podman: Podman) -> None
 def test_a_container_that_the_runtime_fails_to_start_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
-    """The runtime fails after vgpud has made the allocation and before the container exists."""
+    """The runtime fails when vgpud has made the allocation and the container does not exist yet."""
     runtime = tmp_path / "runc"
     runtime.write_text("#!/bin/sh\n" + {"ended": "echo broken >&2; exit 9\n", "killed": "kill -9 $$\n"}[end])
     runtime.chmod(0o755)
@@ -110,8 +110,8 @@ def test_a_container_that_the_runtime_fails_to_start_leaves_no_allocation(
 def test_a_podman_container_waits_for_vgpud_and_vgpud_notices_an_end_that_it_missed(
     podman: Podman, shared_node: DemoNode
 ) -> None:
-    """vgpud is down. A container that starts waits for vgpud, and vgpud notices the end of a container at its
-    next start.
+    """vgpud is down. A starting container waits for vgpud. At its next start vgpud notices the end of another
+    container.
     """
     pid = podman.start("vgpud-test-away", ASKS)
     shared_node.kill()
@@ -128,7 +128,7 @@ def test_a_podman_container_waits_for_vgpud_and_vgpud_notices_an_end_that_it_mis
 def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
     podman: Podman, isolation: str
 ) -> None:
-    """A container could otherwise write any number of files into its folder in the host's run folder."""
+    """Otherwise a container could write any number of files into its folder in the host's run folder."""
     podman.start(f"vgpud-test-{isolation}", ASKS, f"--annotation=vgpud.io/isolation={isolation}")
     tries = "for folder in /run/vgpu/*/ /run/vgpu/*/*/; do (echo > $folder/new); done; ls /dev/shm"
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="vgpud-test-"):
@@ -141,8 +141,8 @@ def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
 
 @pytest.fixture
 def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
-    """Podman with runc. `link` puts links to the node's specs into the system's CDI folder, which Podman
-    reads. After the test they are removed.
+    """Podman with runc. `link` puts links to the node's CDI specs into the system's CDI folder, which Podman
+    reads. After the test the links are removed.
     """
     made = podman_with(shared_node, rootfs, "--runtime=runc")
     system = Path("/var/run/cdi")
@@ -176,7 +176,7 @@ def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> N
 
 
 def test_a_hook_of_podman_prepares_a_container(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
-    """A hook in hooks.d with stage precreate prepares the container, without another runtime."""
+    """A hook in hooks.d with stage precreate prepares the container, so no other runtime is needed."""
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)
     example["hook"]["args"] = ["vgpu-hook", f"--run-dir={shared_node.run_dir}", "precreate"]

@@ -1,4 +1,4 @@
-"""Rootless Podman with vgpu-runtime: an ordinary user's container, whose allocation belongs to that user."""
+"""Rootless Podman with vgpu-runtime: the allocation of an ordinary user's container belongs to that user."""
 
 import grp
 import os
@@ -59,11 +59,11 @@ def rootless(rootfs: Path) -> Iterator[Rootless]:
         os.lchown(folder / "fs", USER, USER)
         node = make("h200x1", f"{POLICY}\n[runtime]\nusers = true\n")
         node.environment["VGPUD_GROUP"] = GROUP.gr_name
-        # every user may open the state, as every user may open a driver's device nodes
+        # every user may open the simulator's state, as every user may open the device nodes of a driver
         Path(node.environment["VGPU_SIM_STATE"]).chmod(0o666)
         node.start()
         made = Rootless(folder, node)
-        # the user's runtime must be able to mount the build's libraries
+        # the user's runtime must be able to mount the libraries of the build
         plain = made.run("--rm", f"--volume={BUILD}:/build", command="true", runtime="runc")
         if plain.returncode != 0:
             unmet("podman", f"it runs no rootless container here: {plain.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""runc with vgpu-runtime and without a container manager that cleans up: what a container holds, and how
+"""runc with vgpu-runtime, without a container manager that cleans up: what a container holds, and for how
 long.
 """
 
@@ -53,7 +53,7 @@ def test_a_runc_container_has_its_slice_from_create_to_delete(
 def test_the_init_of_a_created_container_has_not_called_exec_before_its_start(
     runc: Runc, rootfs: Path
 ) -> None:
-    """vgpud tells by this that a runtime has lost a container of a pod."""
+    """By this vgpud knows that a runtime has lost the container of a pod."""
     runc.bundle("waits", config(rootfs, "sleep", "600"))
     runc.call("create", "--bundle", str(runc.root / "waits"), "waits")
     try:
@@ -70,7 +70,7 @@ def test_processes_that_outlive_the_init_keep_the_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
     """In the host's pid namespace, processes may outlive the container's init. vgpud finds them in the
-    container's cgroup, and they keep the allocation.
+    container's cgroup.
     """
     command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
     spec = config(rootfs, "sh", "-c", command, asks=ASKS, host_pids=True)
@@ -91,8 +91,8 @@ def test_processes_that_outlive_the_init_keep_the_allocation(
 def test_a_runc_container_of_another_user_can_use_its_lease(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """The host uid of the container's process owns the allocation, so the process can write to its
-    lease.
+    """The owner of the allocation is the host uid of the container's process, so that the process can write
+    to its lease.
     """
     spec = config(rootfs, "sleep", "600", asks=ASKS)
     spec["process"]["user"] = {"uid": 12345, "gid": 12346}
@@ -106,8 +106,8 @@ def test_a_runc_container_of_another_user_can_use_its_lease(
 def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
     runc: Runc, shared_node: DemoNode, rootfs: Path
 ) -> None:
-    """The creation fails after vgpud has bound the allocation to the container's init. The init ends, and the
-    allocation is released.
+    """The creation fails after vgpud has bound the allocation to the container's init. The init ends, and
+    vgpud releases the allocation.
     """
     spec = config(rootfs, "no-such-program", asks=ASKS)
     folder = runc.bundle("fails", spec)
@@ -118,7 +118,7 @@ def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
 def test_an_image_whose_etc_folder_links_out_of_its_root_is_refused(
     runc: Runc, shared_node: DemoNode, tmp_path: Path
 ) -> None:
-    """The image's /etc is a link to the host's. Merged files must not be written there."""
+    """The image's /etc is a link to the host's /etc. Merged files must not be written there."""
     trap, host = make_rootfs(tmp_path / "trap"), tmp_path / "host-etc"
     host.mkdir()
     (trap / "etc").rmdir()
