@@ -1,4 +1,4 @@
-"""slurmctld, slurmd and munged in folders of their own, with a vgpud on a simulated node."""
+"""Fixtures: slurmctld, slurmd and munged in folders of their own, with a vgpud on a simulated node."""
 
 import os
 import pwd
@@ -50,7 +50,7 @@ NodeName=vgpunode NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=500 \
 Gres=vgpu_memory:{gib},vgpu_cores:100,vgpu_cards:1
 PartitionName=all Nodes=vgpunode Default=YES MaxTime=5 State=UP OverSubscribe=FORCE:4
 """
-# Slurm starts prologs without an environment, so a script sets the variables of the test's vgpud
+# Slurm starts prologs without an environment, so this script sets the variables of the test's vgpud
 WRAPPER = """#!/bin/sh
 export PATH="{bin}:$PATH" VGPUD_SOCKET={socket} VGPUD_SLURM_DIR={folder}/jobs
 export VGPUD_RUN_DIR={run_dir} SLURM_CONF={folder}/slurm.conf
@@ -144,7 +144,7 @@ def cluster() -> Iterator[Cluster]:
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="vgpud-slurm-") as name, node_maker(Path(name)) as make:
         folder = Path(name)
-        # jobs of other users enter this folder; they may have no permission for the source tree
+        # jobs of other users enter this folder, because they may have no permission for the source tree
         folder.chmod(0o755)
         shutil.copytree(SCRIPTS, folder / "scripts")
         node = make("h200x1")
@@ -168,7 +168,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def wait_idle(cluster: Cluster) -> None:
-    """Skips if Slurm does not start; the reason is its output."""
+    """Skips the test if Slurm does not start, with Slurm's output as the reason."""
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         shown = cluster.run("sinfo", "-h", "-o", "%t")

@@ -46,7 +46,7 @@ def test_a_slurm_job_that_requests_no_slice_gets_none(cluster: Cluster) -> None:
 
 
 def test_the_name_and_comment_of_a_slurm_job_cannot_request_a_slice(cluster: Cluster) -> None:
-    """An attack: a job name and a comment that look like Slurm's field for resources."""
+    """An attack: the job's name and comment look like Slurm's field for resources."""
     text = "x TresPerNode=gres/vgpu_memory=140 TresPerNode=gres:vgpu_memory:140 "
     done = cluster.run("srun", f"--job-name={text}", f"--comment={text}", "env")
     assert done.returncode == 0 and "VGPU_ALLOCATION=" not in done.stdout, done.stdout + cluster.logs()
@@ -54,9 +54,7 @@ def test_the_name_and_comment_of_a_slurm_job_cannot_request_a_slice(cluster: Clu
 
 
 def test_a_refusal_by_vgpud_reaches_the_slurm_job_and_does_not_drain_the_node(cluster: Cluster) -> None:
-    """An allocation made outside of Slurm uses memory that Slurm counts as free. The job is refused, and the
-    node is not drained.
-    """
+    """An allocation made outside of Slurm uses memory that Slurm counts as free."""
     outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()
     done = cluster.run("srun", "--gres=vgpu_memory:100", "true")
     assert done.returncode != 0
