@@ -1,5 +1,5 @@
-"""tests/gpu/confine.py confines a program as the unit says: it knows every line, and its restrictions
-work.
+"""tests/gpu/confine.py confines a program as vgpud's unit says: it knows every line of the unit, and its
+restrictions work.
 """
 
 import ctypes.util
@@ -20,7 +20,7 @@ TRIES = {
     "a packet socket": '"$2" -c "import socket; socket.socket(17, 3, 0)"',
     "memory to write and execute": '"$2" -c "import mmap; mmap.mmap(-1, 4096, prot=7)"',
 }
-# Reads what vgpud reads of a thread that waits inside the driver, from another user's process
+# As vgpud does, reads /proc files of a thread that waits inside the driver, in another user's process.
 LOOK = """
 import os, sys
 own = f"/proc/{sys.argv[1]}/task/{sys.argv[1]}"

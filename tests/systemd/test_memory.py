@@ -1,4 +1,6 @@
-"""vgpud's memory limits are above the maximum that callers can use, summed from the bounds of its doors."""
+"""vgpud's memory limits are above the maximum that callers can use, which is the sum of the bounds of its
+sockets.
+"""
 
 from pathlib import Path
 
@@ -11,11 +13,12 @@ from vgpud.serve.server import MAX_REQUEST_BYTES
 
 UNIT = Path(__file__).resolve().parents[2] / "systemd" / "vgpud.service"
 MIB = GIB // 1024
-# from ./dev bench memory on the simulated node: 70 MiB without allocations, 87.6 with 1000, 117.2 with 3000
+# measured by ./dev bench memory on the simulated node: 70 MiB without allocations, 87.6 with 1000, 117.2 with
+# 3000
 EMPTY_BYTES = 70 * MIB
 ALLOCATION_BYTES = 18 * 1024
 BASE_BYTES = EMPTY_BYTES + 10_000 * ALLOCATION_BYTES
-# measured: 17 KiB with 1000 idle connections, for grpc's transport, the relay's pump and its buffers
+# measured with 1000 idle connections: 17 KiB each, for grpc's transport and the relay's buffers
 CONNECTION_BYTES = 64 * 1024
 # bytes of a call whose message is not being read: lookahead_bytes in serve/server.py
 WINDOW_BYTES = 16 * 1024

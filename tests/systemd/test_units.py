@@ -22,7 +22,7 @@ def test_systemd_accepts_every_unit() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
-    # the package's programs are not installed on the machine of the test
+    # the programs of the package are not installed on the test's machine
     wrong = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert [line for line in wrong if "vgpu" in line] == []
 
@@ -46,8 +46,8 @@ def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) ->
 
 @pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
 def test_each_unit_bounds_the_number_of_its_journal_lines(unit: str) -> None:
-    """A unit may write at most 5000 lines in 10 s, because journald drops every line above its own default
-    limit of 10000 lines in 30 s.
+    """The limit is 5000 lines in 10 s, because journald drops every line above its own default limit of 10000
+    lines in 30 s.
     """
     assert words(unit, "LogRateLimitIntervalSec") == ["10s"]
     (burst,) = words(unit, "LogRateLimitBurst")
@@ -55,9 +55,7 @@ def test_each_unit_bounds_the_number_of_its_journal_lines(unit: str) -> None:
 
 
 def test_systemd_makes_every_socket_before_the_daemon_starts_and_passes_it_on() -> None:
-    """systemd holds every socket. Connections to a socket that systemd does not hold are refused while vgpud
-    restarts, instead of waiting.
-    """
+    """While vgpud restarts, a connection waits if systemd holds the socket, and is refused otherwise."""
     every = {path.name for path in UNITS.glob("*.socket")}
     sockets = every - {"vgpud-remote-session.socket"}  # systemd starts a process for each of its connections
     assert len(sockets) == 4
@@ -90,9 +88,7 @@ def test_leases_have_a_file_system_of_their_own_with_bounds() -> None:
 
 
 def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
-    """systemd creates every folder that vgpud writes, because the service does not start if a path of
-    ReadWritePaths= is missing (systemd.exec(5)).
-    """
+    """The service does not start if a path of ReadWritePaths= is missing (systemd.exec(5))."""
     settings = load_settings()
     made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
     made |= {f"/var/lib/{name}" for name in words("vgpud.service", "StateDirectory")}
@@ -104,8 +100,9 @@ def test_systemd_creates_every_folder_that_vgpud_writes() -> None:
 
 
 def test_no_unit_lets_users_list_the_run_folder() -> None:
-    """An attack: a getdents(2) into a page of a FUSE file system holds the lock of a folder that a user may
-    list. The sockets' units make the folder if they are first (systemd.socket(5): mode 0755).
+    """An attack: a user that may list a folder can hold its lock in the kernel, by a getdents(2) into a page
+    of a FUSE file system. The socket units make the folder if they start first (systemd.socket(5): mode
+    0755).
     """
     for unit in ("vgpud.service", "vgpud-arbiter.service"):
         assert (words(unit, "RuntimeDirectory"), words(unit, "RuntimeDirectoryMode")) == (["vgpud"], ["0711"])
@@ -116,7 +113,7 @@ def test_no_unit_lets_users_list_the_run_folder() -> None:
 
 
 def test_socket_units_do_not_flush_waiting_connections() -> None:
-    """An attack: the close of what a caller passed may wait without end, in the process that closes it."""
+    """An attack: the process that closes what a caller has passed may wait without end."""
     for unit in UNITS.glob("vgpud*.socket"):
         assert words(unit.name, "FlushPending") == []
 
@@ -136,8 +133,8 @@ def test_systemd_restarts_the_daemon_however_often_it_is_killed() -> None:
 
 
 def test_the_drivers_modules_are_loaded_before_units_that_may_open_their_devices() -> None:
-    """The driver's modules are loaded before a unit starts, because systemd looks DeviceAllow=char-* up in
-    /proc/devices at that moment (systemd.resource-control(5)).
+    """At the start of a unit systemd looks DeviceAllow=char-* up in /proc/devices
+    (systemd.resource-control(5)), so the modules must be loaded before.
     """
     for unit in ("vgpud.service", "vgpud-mps@.service"):
         assert words(unit, "DeviceAllow") == ["char-nvidia*", "rwm"]
@@ -174,8 +171,8 @@ def test_metrics_over_tcp_need_a_drop_in_for_the_unit() -> None:
 
 
 def test_the_unit_lets_vgpud_close_silent_mps_connections() -> None:
-    """vgpud closes a silent connection by pidfd_getfd. No other allowed group of the system-call filter
-    contains this call.
+    """vgpud closes a silent connection by pidfd_getfd, which no other allowed group of the system-call filter
+    contains.
     """
     assert "pidfd_getfd" in words("vgpud.service", "SystemCallFilter")
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
@@ -191,6 +188,6 @@ def test_the_unit_lets_the_arbiter_take_a_tenants_control_file() -> None:
 
 
 def test_the_unit_allows_vgpud_only_network_addresses_of_this_node() -> None:
-    """The unit lets metrics reach this node only, whatever address a policy names."""
+    """Metrics reach only this node, whatever address a policy names."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]
     assert words("vgpud.service", "IPAddressAllow") == ["localhost"]

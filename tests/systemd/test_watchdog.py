@@ -1,4 +1,4 @@
-"""The daemon sends watchdog messages to systemd only while it works."""
+"""The daemon notifies systemd's watchdog only while it works."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ class Ledger:
 
 
 def heard(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Returns the messages to systemd during a few rounds of the loop."""
+    """Returns the messages that systemd gets during a few rounds of the daemon's loop."""
     told: list[tuple[str, ...]] = []
     monkeypatch.setattr(sd, "notify", lambda *words: told.append(words))
     monkeypatch.setattr(sd, "watchdog_seconds", lambda: 0.0)
