@@ -1,5 +1,5 @@
-"""Detached helpers: another vgpud finds them again, they are ended reliably, and no other process is mistaken
-for one.
+"""Helpers as detached child processes: another vgpud finds them again, they are ended reliably, and no other
+process is mistaken for one.
 """
 
 import asyncio
@@ -235,7 +235,7 @@ def test_the_exit_callback_of_a_helper_is_called_once(units: ChildUnits) -> None
         os.kill(running.pid, signal.SIGKILL)
         names = [await asyncio.wait_for(told.get(), 300)]
         assert read_stat(running.pid) is None, "a zombie is left"
-        units.on_exit("helper", told.put_nowait)  # the unit has ended before the callback is registered
+        units.on_exit("helper", told.put_nowait)  # the helper has ended before the callback is registered
         names.append(await asyncio.wait_for(told.get(), 300))
         assert told.empty()
         return names
@@ -244,8 +244,8 @@ def test_the_exit_callback_of_a_helper_is_called_once(units: ChildUnits) -> None
 
 
 class BusyKernel:
-    """A kernel that gives up the next `left` queries about processes, as a busy host does while a helper is
-    in exec.
+    """A kernel that does not answer the next `left` queries about processes, as on a busy host while a helper
+    is in exec.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,9 +348,7 @@ def test_a_helper_is_not_reported_as_ended_while_the_kernel_does_not_answer(
 def test_a_helper_that_does_not_call_exec_in_time_is_ended(
     units: ChildUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The helper's shell is stopped before it has written its pid file, as if it got no processor. vgpud ends
-    the helper.
-    """
+    """The helper's shell is stopped before it has written its pid file, as if it got no processor time."""
     children: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 

@@ -1,4 +1,4 @@
-"""Helpers as systemd units, with a replaced systemctl; and the choice of the implementation."""
+"""Helpers as systemd units, with a fake systemctl, and the choice between units and child processes."""
 
 import asyncio
 import errno
@@ -15,7 +15,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import is_alive
 from vgpud.units import ChildUnits, SystemdUnits, UnitSpec, choose_units
 
-# the part of systemctl(1) that SystemdUnits calls; a unit is a folder with a pid file
+# the part of systemctl(1) that vgpud calls; here a unit is a folder with a pid file
 SYSTEMCTL = r"""#!/bin/sh
 cd "$(dirname "$0")" || exit 1
 echo "$*" >>calls
@@ -178,7 +178,7 @@ def test_units_of_systemd_are_used_only_if_systemd_started_this_process(
     monkeypatch.delenv("INVOCATION_ID", raising=False)
     monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     assert chosen() is ChildUnits
-    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop may also have this variable
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop may have this variable, too
     assert chosen() is ChildUnits
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getppid()))
     assert chosen() is ChildUnits
@@ -191,7 +191,7 @@ def test_units_of_systemd_are_used_only_if_systemd_started_this_process(
 def test_vgpud_does_not_wait_for_systemd_to_report_the_exit_of_a_unit(
     units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch, taken_back: bool
 ) -> None:
-    """systemd is queried while it is busy, then it fails to answer, and then the helper ends."""
+    """vgpud asks systemd while it is busy. Then systemd fails to answer, and then the helper ends."""
     monkeypatch.setattr("vgpud.units.system._LOOK_AGAIN_SECONDS", 0.01)
     running = units.start(UnitSpec(NAME, ("x",)))
     (systemd / "hold").touch()
