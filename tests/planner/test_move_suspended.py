@@ -130,7 +130,7 @@ def few_tenants() -> Policy:
 
 def test_the_move_of_a_suspended_tenant_to_a_device_that_is_too_small_is_refused() -> None:
     huge = away(held(0, gib=200))
-    with pytest.raises(VgpuError, match="never fit") as refused:
+    with pytest.raises(VgpuError, match="even idle") as refused:
         going(huge, 1, policy=Policy(device=(DeviceRule(preload=PreloadSettings(memory_overcommit=2.0)),)))
     assert refused.value.code is ErrorCode.NO_CAPACITY
     with pytest.raises(VgpuError, match="the policy allows 1"):
