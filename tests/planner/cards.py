@@ -58,7 +58,9 @@ OWNER = Owner(1000, 1000)
 def h200(
     index: int, *, mig_on: bool = False, instances: tuple[GpuInstance, ...] = (), **fields: Any
 ) -> Device:
-    """Device `index` of a node of H200s, four to a NUMA node. `fields` replace the device's own fields."""
+    """Device `index` of a node of H200s, four for each NUMA node. `fields` replace the device's own
+    fields.
+    """
     made: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -84,7 +86,7 @@ def h200_node(count: int) -> Node:
 
 
 def request(**fields: Any) -> Request:
-    """A request with `memory`, `share` (percent) and other fields of Request."""
+    """A request with `memory` (bytes), `share` (percent) and other fields of Request."""
     share = fields.pop("share", None)
     memory = fields.pop("memory", None)
     return Request(
@@ -116,7 +118,9 @@ HARDWARE, COMPUTE, QUOTA, WHOLE_DEVICE = (
 
 
 def used(mode: Mode, *memory: int, share: int | None = None) -> DeviceUse:
-    """A device with one slice for each amount of memory, each with `share` hundredths."""
+    """The use of a device with one slice for each amount of memory. Each slice has a share of `share`
+    hundredths.
+    """
     use = EMPTY
     for amount in memory:
         use = use.with_slice(Slice("GPU", mode, amount, None if share is None else Percent(share)))
@@ -124,7 +128,7 @@ def used(mode: Mode, *memory: int, share: int | None = None) -> DeviceUse:
 
 
 def used_mig(*places: tuple[int, int]) -> DeviceUse:
-    """An H200 with an instance for each (profile id, start)."""
+    """The use of an H200 with an instance for each (profile id, start)."""
     use = EMPTY
     for profile_id, start in places:
         kind = next(p for p in H200_PROFILES if p.id == profile_id)

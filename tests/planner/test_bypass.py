@@ -1,5 +1,5 @@
-"""By tables and by properties: when a tenant counts as bypassing libvgpu, and which tenant a process belongs
-to.
+"""The rules by which a tenant counts as bypassing libvgpu and a process as part of a tenant, tested by tables
+and by properties.
 """
 
 import random
@@ -38,7 +38,7 @@ def watched(limit: int = 2 * GIB) -> Watched:
     [
         (0, 0, 0),
         (CONTEXT, 0, CONTEXT),  # the process bypasses libvgpu, which counts nothing
-        (CONTEXT + 64 * MIB, CONTEXT, 0),  # 64 MiB that libvgpu does not count yet, within the tolerance
+        (CONTEXT + 64 * MIB, CONTEXT, 0),  # 64 MiB that libvgpu does not count yet are within the tolerance
         (72 * MIB, 0, 0),
         (73 * MIB, 0, 73 * MIB),
         (2 * GIB, 2 * GIB, 0),
@@ -46,10 +46,10 @@ def watched(limit: int = 2 * GIB) -> Watched:
             64 * GIB,
             64 * GIB,
             62 * GIB,
-        ),  # all is counted, 62 GiB of it above the limit (RTLD_DEEPBIND)
+        ),  # libvgpu counts all memory, 62 GiB of it above the limit (RTLD_DEEPBIND)
         (CONTEXT, 1 << 60, 0),  # the ledger claims more memory than exists
-        (8 * GIB, 1 << 60, 6 * GIB),  # a false claim of the ledger hides no more than the limit
-        (0, GIB, 0),  # the ledger counts managed memory, which NVML does not report
+        (8 * GIB, 1 << 60, 6 * GIB),  # a false figure in the lease hides no more than the limit
+        (0, GIB, 0),  # libvgpu counts managed memory, and NVML does not report it
     ],
 )
 def test_memory_beyond_what_libvgpu_counted_or_beyond_the_limit_is_an_excess(
@@ -118,7 +118,7 @@ class Honest:
         elif choice < 0.8:
             self.held -= (freed := self.random.randint(0, self.held))
             self.counted = max(self.held, self.counted - freed)
-        else:  # the driver's own memory for a module or for local memory: at most what a launch needs
+        else:  # the driver's own memory for a module or for local memory, at most as much as a launch needs
             self.unlearnt = self.random.randint(0, tolerance_bytes(self.processes))
             self.held = min(self.held, self.counted) + self.unlearnt
 
@@ -174,16 +174,16 @@ SHELL = ProcessFacts(10, 5, 1)
         # the process names an allocation of another user
         ([ProcessFacts(20, 9, 2, named="a")], known(), ""),
         ([ProcessFacts(20, 9, 0, named="a")], known(), ""),
-        # a process that only names a pod's allocation does not belong to the pod
+        # a process that names the allocation of a pod does not belong to the pod by that alone
         ([ProcessFacts(20, 9, 7, named="pod")], known(), ""),
         ([ProcessFacts(20, 9, 1, named="gone")], known(), ""),
         ([ProcessFacts(20, 9, 1), SHELL], known(registered={10: "a"}), "a"),
-        # the process runs as another user than the allocation's owner, so its tenant is uncertain
+        # the process runs as another user than the owner of the allocation, so its tenant is uncertain
         ([ProcessFacts(20, 9, 2), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 0), SHELL], known(registered={10: "a"}), ""),
         ([ProcessFacts(20, 9, 7), SHELL], known(registered={10: "pod"}), "pod"),
         ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 5): "a"}), "a"),
-        # the recorded process is another one that had the same pid
+        # the recorded process is an earlier one with the same pid
         ([ProcessFacts(20, 9, 1), SHELL], known(lifetimes={(10, 6): "a"}), ""),
         ([ProcessFacts(20, 9, 2), SHELL], known(lifetimes={(10, 5): "a"}), ""),
         # the allocation of the nearest ancestor counts

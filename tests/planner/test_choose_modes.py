@@ -1,4 +1,4 @@
-"""Which mode a device takes, and what the slice contains."""
+"""The mode that a device takes for a request, and the content of the slice."""
 
 import pytest
 
@@ -177,7 +177,7 @@ def test_with_overcommit_the_limits_on_a_card_may_exceed_its_memory() -> None:
     assert choose(request(memory=half), NODE, policy({"mode": "preload"}), use).refusal
     refusal = choose(request(memory=half + GIB), NODE, rules, use).refusal
     assert refusal is not None and refusal.code is ErrorCode.NO_CAPACITY
-    # with overcommitment, a single tenant still gets no more than the device has
+    # even with overcommitment a single tenant gets no more than the device has
     refusal = choose(request(memory=H200_USABLE + 1), NODE, rules, {}).refusal
     assert refusal is not None and refusal.code is ErrorCode.IMPOSSIBLE
 

@@ -1,4 +1,4 @@
-"""Properties that hold after any sequence of allocations and releases, on any node."""
+"""Properties of the planner that hold after any sequence of allocations and releases, on any node."""
 
 from dataclasses import replace
 
@@ -123,8 +123,8 @@ def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
 
 
 def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> None:
-    """Asserts that a whole instance has one tenant, and that a shared instance has one mode and is not
-    exceeded.
+    """Asserts that a whole instance has one tenant, and that a shared instance has one mode and does not hold
+    more than it has.
     """
     keys = [(piece.mig.profile_id, piece.mig.placement) for piece in slices if piece.mig is not None]
     assert len(keys) == len(slices)
@@ -144,7 +144,7 @@ def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> N
 
 
 class Tenancy(RuleBasedStateMachine):
-    """Tenants start and end at random. The planner is given only the sums of its own earlier decisions."""
+    """Tenants start and end at random. The planner gets only the sums of its own earlier decisions."""
 
     held = Bundle("held")
 
@@ -179,7 +179,9 @@ class Tenancy(RuleBasedStateMachine):
         return self.next
 
     def _check_asked(self, wanted: Request, slices: tuple[Slice, ...]) -> None:
-        """Asserts that a tenant gets at least what it requested, and exactly that unless a mode rounds."""
+        """Asserts that a tenant gets at least what it has requested, and exactly that unless a mode
+        rounds.
+        """
         for piece in slices:
             asked = wanted.memory_bytes or 0
             if piece.mode in (Mode.MPS, Mode.PRELOAD) and asked:
@@ -231,8 +233,9 @@ TestTenancy.settings = settings(
 def test_a_request_is_refused_for_capacity_exactly_if_an_idle_node_could_serve_it(
     node: Node, rules: Policy, wanted: Request
 ) -> None:
-    """A refusal with NO_CAPACITY says that waiting helps, one with IMPOSSIBLE that it does not. MIG mode
-    stays off here: if vgpud enabled it, the last release disables it, which the snapshot does not show yet.
+    """The refusal NO_CAPACITY says that waiting helps, and IMPOSSIBLE says that it does not. MIG mode stays
+    off here, because the snapshot would not show that the last release disables a mode that vgpud has
+    enabled.
     """
     off = [replace(d, mig=replace(d.mig, current=False, pending=False)) for d in node.devices]
     node = node_of(*off, links=dict(node.links))

@@ -1,4 +1,6 @@
-"""Why a device was not chosen, and why a request is refused: a row for each cause, with its figures."""
+"""The reasons why a device was not chosen and why a request is refused: a row for each cause, with its
+figures.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -553,9 +555,7 @@ def test_a_request_is_refused_for_capacity_only_if_enough_devices_could_ever_ser
 
 
 def test_sentences_of_reasons_and_refusals_are_lower_case_without_full_stop() -> None:
-    """A sentence of an error begins in lower case and has no full stop. Names and units keep their
-    spelling.
-    """
+    """Names and units keep their spelling."""
     node = node_of(h200(0, health=Health.LOST), h200(1, processes=BUSY), h200(2, mig_on=True), h200(3))
     wants = [request(), request(memory=GIB), MPS, MIG, request(count=9), request(memory=999 * GIB)]
     for wanted in wants:

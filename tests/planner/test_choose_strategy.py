@@ -72,9 +72,11 @@ def test_a_whole_device_request_gets_the_smallest_free_card() -> None:
 @pytest.mark.parametrize(
     ("held", "index"),
     [
-        # the 1g on device 1, at slice 6, already prevents a 3g at slice 4: another 1g costs less on device 1
+        # the 1g instance at slice 6 of device 1 already prevents a 3g at slice 4, so another 1g costs less
+        # there
         ({"GPU-1": used_mig((19, 6))}, 1),
-        # a 3g and three 1g leave a gap on device 0 in which only a 1g fits: a 1g there prevents nothing
+        # a 3g and three 1g instances leave a gap on device 0 in which only a 1g fits, so a 1g there prevents
+        # nothing
         ({"GPU-0": used_mig((9, 4), (19, 0), (19, 1), (19, 2)), "GPU-1": used_mig((19, 6))}, 0),
     ],
 )
@@ -94,7 +96,7 @@ def test_strategy_spread_puts_a_mig_slice_on_the_device_with_most_placements() -
 def ring(
     *pairs: tuple[int, int], near: Link = Link.NVLINK, far: Link = Link.SYSTEM
 ) -> dict[tuple[str, str], Link]:
-    """Links of eight devices: pairs are joined by `near`, all others by `far`."""
+    """Links of eight devices in four pairs: `near` within a pair, `far` between all others."""
     links = {(f"GPU-{a}", f"GPU-{b}"): far for a in range(8) for b in range(8) if a != b}
     for a, b in pairs:
         links[f"GPU-{a}", f"GPU-{b}"] = links[f"GPU-{b}", f"GPU-{a}"] = near

@@ -1,4 +1,4 @@
-"""The fewest moves, compared with all sequences of moves on small nodes."""
+"""The fewest moves of a defragmentation, compared with all sequences of moves on small nodes."""
 
 from itertools import count
 
@@ -46,7 +46,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[Bin], list[Piece], Goal]:
 
 
 def sound(devices: list[Bin], pieces: list[Piece]) -> bool:
-    """True if no device exceeds its bounds or has two slices of one allocation."""
+    """Returns whether no device exceeds its bounds or has two slices of one allocation."""
     for device in devices:
         here = [piece for piece in pieces if piece.device_uuid == device.uuid]
         if (
@@ -71,7 +71,7 @@ def ready(devices: list[Bin], pieces: list[Piece], goal: Goal) -> set[str]:
 
 
 def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list[Piece] | None:
-    """The pieces with one moved to another device, or None if that is not allowed."""
+    """The pieces after one of them has moved to another device, or None if the move is not allowed."""
     kinds = {device.uuid: device.kind for device in devices}
     takes = {device.uuid: device.takes for device in devices}
     piece = pieces[number]
@@ -83,8 +83,8 @@ def moved(devices: list[Bin], pieces: list[Piece], number: int, to: str) -> list
 
 
 def brute_force(devices: list[Bin], pieces: list[Piece], goal: Goal) -> int | None:
-    """Returns the number of moves that the goal needs; None if MOST moves are not enough. It tries all
-    sequences of moves, shorter ones first.
+    """Returns the number of moves that the goal needs, or None if MOST moves are not enough. Tries all
+    sequences of moves, the shorter ones first.
     """
     level = [pieces]
     for moves in range(MOST + 1):
@@ -143,7 +143,7 @@ def test_a_slice_may_move_to_make_way_for_another_slice() -> None:
 
 
 def test_the_search_for_moves_stays_fast_with_many_equal_tenants() -> None:
-    """Forty equal tenants on eight devices: the search does not distinguish between them."""
+    """With forty equal tenants on eight devices, the search must not distinguish between them."""
     devices = bins(*[100] * 8, tenants=8)
     pieces = [Piece(f"t{n}", f"d{n % 8}", 18) for n in range(40)]
     way = fewest_moves(devices, pieces, Goal(frozenset(one.uuid for one in devices), 28))

@@ -1,4 +1,6 @@
-"""Compute instances: their place, their GPU instance, and requests that they do not fit."""
+"""Compute instances in the planner: their places, their GPU instances, and the requests that they cannot
+serve.
+"""
 
 from dataclasses import replace
 from itertools import combinations
@@ -93,7 +95,9 @@ def test_a_request_may_name_the_place_of_a_compute_instance() -> None:
 @given(st.data())
 @settings(max_examples=examples(75))
 def test_a_place_for_a_compute_instance_is_found_whenever_there_is_one(data: st.DataObject) -> None:
-    """Searches a place in one divided GPU instance, and compares it with all places that do not overlap."""
+    """Searches a place in one divided GPU instance, and compares the result with all places that do not
+    overlap.
+    """
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))
     geometry = geometry_for(profile.compute)
     whole = max(profile.compute, key=lambda p: p.slice_count)
@@ -168,8 +172,8 @@ def test_a_divided_gpu_instance_is_not_allocated_as_a_whole() -> None:
 
 
 def test_an_idle_divided_gpu_instance_is_removed_for_a_whole_one() -> None:
-    """The request for a whole instance gets the place of a divided GPU instance, the only one left, after all
-    its parts have been removed.
+    """The only place left for the whole instance is that of a divided GPU instance. vgpud removes all compute
+    instances from it first.
     """
     device, pool = divided(HALF, PARTS, 3)
     other = taken(ask(request("4g.71gb"), device, pools={"GPU-0": pool}))
@@ -188,9 +192,7 @@ def test_a_compute_instance_with_a_memory_limit_is_refused() -> None:
 
 
 def test_memory_limits_of_tenants_in_one_gpu_instance_add_up_to_at_most_its_memory() -> None:
-    """Memory limits of the tenants in one GPU instance add up, because the instance has several compute
-    instances and one memory.
-    """
+    """The tenants have separate compute instances, and the GPU instance has only one memory."""
     asked = request("1c.3g.71gb", isolation=Isolation.QUOTA, memory_bytes=30 * GIB)
     use, keys = EMPTY, []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Which engine a device's preload tenants get, and why."""
+"""The compute engine that a device's preload tenants get, and the reason for it."""
 
 from dataclasses import replace
 

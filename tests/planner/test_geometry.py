@@ -1,4 +1,4 @@
-"""MIG tables compared with an independent brute-force search."""
+"""Tables of MIG layouts compared with an independent brute-force search."""
 
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME, instance, profi
 
 Key = tuple[int, Placement]
 
-# a device on which places alone do not enforce the rules: compute slices and counts also bound it
+# the rules of this device do not follow from places alone: compute slices and counts bound it, too
 TIGHT_PROFILES = (
     profile(1, "1c", 1, 3, 10, 1000, (0, 1, 2, 3, 4, 5), 1),
     profile(2, "2c", 2, 2, 20, 1000, (0, 2, 4), 1),
@@ -26,7 +26,7 @@ CARDS = {"h200": H200_PROFILES, "a30": A30_PROFILES, "tight": TIGHT_PROFILES}
 
 
 def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
-    """Returns whether a layout is legal by the rules as NVIDIA states them, checked slice by slice."""
+    """Returns whether a layout is legal by NVIDIA's rules, checked slice by slice."""
     by_id = {p.id: p for p in profiles}
     cells: set[int] = set()
     for _, place in keys:
@@ -42,7 +42,7 @@ def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
 
 @cache
 def every_state(profiles: tuple[MigProfile, ...]) -> frozenset[frozenset[Key]]:
-    """Returns every legal layout, by a breadth-first search over sets, each checked as a whole."""
+    """Returns every legal layout. A breadth-first search over sets checks each layout as a whole."""
     keys = [(p.id, place) for p in profiles for place in p.placements]
     states = {frozenset[Key]()}
     edge = set(states)
@@ -63,7 +63,7 @@ def brute_free(profiles: tuple[MigProfile, ...], state: frozenset[Key]) -> set[K
 
 
 def free_of(geometry: MigGeometry, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
-    """Free placements of a profile, in NVML's order."""
+    """The free placements of a profile, in NVML's order."""
     found = [geometry.slots[slot] for slot in bits(geometry.free(layout))]
     return tuple(place for profile, place in found if profile.id == profile_id)
 
@@ -117,7 +117,7 @@ def test_an_empty_h200_allocates_the_placements_of_lowest_cost() -> None:
         "MIG 1g.18gb+me": 6,
         "MIG 1g.35gb": 6,
         "MIG 2g.35gb": 4,
-        "MIG 3g.71gb": 4,  # at this place a 3g keeps place 0 free for a 4g
+        "MIG 3g.71gb": 4,  # at this place a 3g instance keeps place 0 free for a 4g
         "MIG 4g.71gb": 0,
         "MIG 7g.141gb": 0,
     }

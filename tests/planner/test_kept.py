@@ -1,4 +1,4 @@
-"""The memory that swapped-out tenants may keep on the device: never more than fits, and not much less."""
+"""The memory that swapped-out tenants may keep on the device is never more than fits, and not much less."""
 
 from hypothesis import given
 from hypothesis import strategies as st

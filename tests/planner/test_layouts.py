@@ -1,4 +1,4 @@
-"""Layouts as users write them, compared with what the device supports."""
+"""MIG layouts as users write them, compared with what the device supports."""
 
 import pytest
 from hypothesis import given
@@ -57,7 +57,9 @@ def test_the_refusal_of_an_unknown_layout_word_suggests_the_nearest_one(word: st
 
 
 def test_the_layout_all_balanced_is_a_half_a_quarter_and_two_eighths() -> None:
-    """The same as `all-balanced` in mig-parted's shipped configuration, for devices of 7 and 4 slices."""
+    """`all-balanced` in the configuration that mig-parted ships means the same, for devices of 7 and of 4
+    slices.
+    """
     assert sorted(w.partition("@")[0] for w in laid("all-balanced").split()) == [
         "1g.18gb",
         "1g.18gb",

@@ -29,7 +29,7 @@ PROFILES = ("1g.18gb", "2g.35gb", "3g.71gb", "7g.141gb")
     )
 )
 def test_a_decision_with_cached_results_equals_one_without(steps: list[tuple[str, int, object]]) -> None:
-    """Decides the same request with all caches and for a node without cached results."""
+    """Decides the same request twice: with all caches, and for a node without cached results."""
     node = node_of(*(h200(i, mig_on=True) for i in range(4)))
     use = {}
     for profile, index, held in steps:

@@ -1,5 +1,5 @@
-"""Plans for the instances of one device: the instances that exist, the requested ones, and the steps
-between.
+"""Plans for the MIG instances of one device: the existing instances, the requested ones, and the steps from
+the first to the second.
 """
 
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_layout_auto_destroys_idle_instances_of_vgpud_and_releases_the_mode() ->
     assert plan("auto", ours, pool=pool_of((19, 0)), use=used_mig((19, 0))).steps == ()
 
 
-#: two idle instances, which leave no room for a 3g.71gb in either half of the device
+#: two idle instances that leave no room for a 3g.71gb in either half of the device
 SPREAD = (instance(1, 19, 0), instance(2, 19, 4))
 
 

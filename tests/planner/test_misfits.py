@@ -1,4 +1,4 @@
-"""Compares a policy with the devices of one node."""
+"""The comparison of a policy with the devices of one node."""
 
 from pathlib import Path
 

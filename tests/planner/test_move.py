@@ -1,4 +1,7 @@
-"""What a move needs, and that a cut move ends. test_move_suspended.py tests suspended tenants."""
+"""The requirements and the steps of a move.
+
+test_move_suspended.py tests moves of suspended tenants.
+"""
 
 from dataclasses import replace
 from typing import Any

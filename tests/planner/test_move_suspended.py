@@ -1,5 +1,5 @@
-"""Moves of suspended tenants: their record keeps the device on which they were saved, and gives the driver's
-pairs.
+"""Moves of suspended tenants: their record keeps the device on which they were saved, from which vgpud makes
+the driver's device pairs.
 """
 
 from dataclasses import replace
@@ -55,7 +55,7 @@ ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])),
 def test_the_device_map_of_a_restore_names_every_visible_card_once(
     places: list[tuple[int, int]], seen: set[str]
 ) -> None:
-    """The device map names every visible device once, however often the slices were moved since the save."""
+    """This holds however often the slices were moved since the save."""
     first = [UUIDS[i] for i in places[0]]
     last = [UUIDS[i] for i in places[-1]]
     there = device_map(first, last, seen)
@@ -74,8 +74,8 @@ def test_the_device_map_of_a_move_back_is_the_inverse_of_that_of_the_move(
 
 
 def test_the_device_map_closes_a_chain_of_moves_onto_its_first_device() -> None:
-    """Each chain of moves maps its last device to its first one. So no memory moves between different models
-    of card, although several chains exist.
+    """The last device of a chain of moves is mapped to its first one. So no memory moves between different
+    models of card, even with several chains.
     """
     a, b, c, d, e, f = UUIDS
     assert device_map([a, b, d], [b, c, e], UUIDS) == {a: b, b: c, c: a, d: e, e: d, f: f}

@@ -1,5 +1,5 @@
-"""Which requests may use an existing instance depends on who made the instance: vgpud, the policy or an
-administrator.
+"""The maker of an idle MIG instance (vgpud, the policy or an administrator) decides which requests may use
+it.
 """
 
 from dataclasses import replace
@@ -90,8 +90,8 @@ def test_with_a_fixed_layout_only_its_mig_instances_are_allocated() -> None:
 
 
 def test_as_few_idle_mig_instances_as_possible_are_moved() -> None:
-    """A 2g is requested, and idle 1g are at 0, 2, 4 and 5. One move of the 1g at 0 or 2 is enough, which is
-    the minimum.
+    """A 2g is requested, and idle 1g instances are at 0, 2, 4 and 5. One move, of the 1g at 0 or at 2, is
+    enough.
     """
     idle = tuple(instance(n, 19, place) for n, place in enumerate((0, 2, 4, 5), 1))
     busy = (instance(9, 19, 6),)

@@ -91,9 +91,7 @@ def test_a_refusal_by_the_compute_quota_says_that_a_slice_without_cores_counts_a
 def test_sizes_of_held_and_requested_slices_count_together_in_a_quota(
     rule: QuotaRule, wanted: tuple[Slice, ...], said: str | None
 ) -> None:
-    """Sizes of held and requested slices count together. Allocations in release, and those of other users, do
-    not count.
-    """
+    """Allocations in release and those of other users do not count."""
     assert sentence(rule, *wanted) == said
 
 
@@ -132,8 +130,8 @@ def test_a_request_is_refused_while_the_account_for_its_quota_rule_is_unknown(
 
 
 def test_a_rule_by_name_or_group_covers_all_members() -> None:
-    """A rule by group covers all members of the group, though a process runs with only one of its user's
-    groups.
+    """A process runs with only one of its user's groups, but a rule by group covers all members of the
+    group.
     """
     account = Account("alice", frozenset({100, 300}), frozenset({"users", "students"}))
     for rule in (
@@ -181,8 +179,8 @@ def test_root_has_a_quota_only_if_a_rule_names_it() -> None:
 
 
 def test_all_subordinate_uids_of_a_user_share_its_quota() -> None:
-    """All subordinate uids of a user share its quota: 65 536 uids do not have 65 536 quotas. A rule by group
-    uses the groups of the user's account.
+    """65 536 subordinate uids do not have 65 536 quotas. A rule by group uses the groups of the user's
+    account.
     """
     other = Owner(100_001, 100_001)
     mine = Allocation("a1", Request("r1", other, quota_owner=ALICE), State.ACTIVE, (piece(),))
@@ -193,7 +191,7 @@ def test_all_subordinate_uids_of_a_user_share_its_quota() -> None:
 
 
 def small(number: int, owner: Owner = ALICE, mode: Mode = Mode.PRELOAD) -> Allocation:
-    """Returns an allocation of the smallest slice, of which a device takes 64."""
+    """Returns an allocation of the smallest size of slice. A device takes 64 of them."""
     return held(number, owner, State.ACTIVE, Slice("GPU-1", mode, 2 << 20))
 
 

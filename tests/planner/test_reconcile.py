@@ -1,4 +1,4 @@
-"""Convergence at a start: after any cut of any plan, and any fault, ledger and world agree."""
+"""Convergence at a start of vgpud: after any cut of any plan, and any fault, ledger and node agree."""
 
 from dataclasses import replace
 from typing import Any
@@ -61,7 +61,7 @@ def run(changes: list, draw: st.DrawFn) -> None:  # type: ignore[type-arg]
 
 @st.composite
 def faults(draw: st.DrawFn, world: World) -> World:
-    """Draws changes that may have happened while vgpud was down."""
+    """Draws changes of the node that may have happened while vgpud was down."""
     kinds: tuple[set[Any], ...] = (world.leases, world.specs, world.daemons, world.instances)
     for things in kinds:
         for name in sorted(things):
@@ -92,7 +92,7 @@ def converge(world: World) -> None:
 
 
 def cut_converge(world: World, at: int) -> None:
-    """Runs a start of vgpud that is itself cut after `at` single changes."""
+    """Runs a start of vgpud that is cut after `at` single changes."""
     for action in world.reconcile():
         for change in world.changes(action):
             if at == 0:
@@ -153,7 +153,7 @@ def held(*slices: Slice, state: State = State.ACTIVE, pid: int = 0) -> Allocatio
 
 
 def there(**changes: object) -> World:
-    """A world with all parts of a quota, an MPS or a MIG allocation "a" on GPU-0."""
+    """A node with all parts of a quota, an MPS or a MIG allocation "a" on GPU-0."""
     fields = {"leases": {"a"}, "specs": {"a"}, "daemons": set(), "instances": set(), **changes}
     return World(**fields)  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""Which tenants have their memory on the device: by tables, and over random lives of many tenants."""
+"""The tenants whose memory is on the device at each moment, tested by tables and over random lives of many
+tenants.
+"""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -49,7 +51,7 @@ def test_an_idle_tenant_is_suspended_when_its_idle_time_is_over_and_not_before()
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
     assert decide(700, [lazy], CARD).moves[0].cause is Cause.IDLE
-    # no move: the tenant is within its minimum residence
+    # no suspension, because the tenant's minimum residence is not over
     assert told(decide(700, [replace(lazy, since=650)], CARD)) == []
     assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # no move: no other tenant waits
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
@@ -111,9 +113,7 @@ def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
 
 
 def test_the_tenants_resumed_last_are_suspended_if_not_all_residents_fit() -> None:
-    """More tenants are resident than fit. Of those that take turns, the one that was resumed last is
-    suspended.
-    """
+    """Of the tenants that take turns, the one that was resumed last is suspended."""
     crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
     assert told(decide(2, crowd, CARD)) == ["suspend b"]
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
@@ -126,9 +126,7 @@ def test_a_tenant_that_is_being_allocated_takes_room_and_suspends_no_other() -> 
 
 
 def test_memory_that_suspended_tenants_keep_is_evicted_for_a_tenant_that_needs_the_room() -> None:
-    """Swapped-out tenants keep memory on the device while it has room. That memory is evicted for a tenant
-    that does not fit beside it.
-    """
+    """Swapped-out tenants keep memory on the device while there is room for it."""
     turning = {"rules": TURNS, "cause": Cause.TURN, "swaps": True}
     idle = away("a", 60, None, **turning, stays=((GPU, 2),))
     more = away("m", 60, None, **turning, stays=((GPU, 1),))
@@ -160,8 +158,8 @@ def test_the_idle_time_before_a_suspension_grows_after_short_suspensions() -> No
 
 @dataclass
 class Life:
-    """A tenant that alternates between pauses and work: each spell is (pause, work) in seconds. It works only
-    while its memory is on the device.
+    """A tenant that alternates between pauses and work. Each spell is (pause, work) in seconds. The tenant
+    works only while its memory is on the device.
     """
 
     size: int
@@ -189,8 +187,9 @@ def lives_of(turns: bool) -> st.SearchStrategy[list[Life]]:
 
 
 def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) -> None:
-    """Simulates the time step by step, and asserts that resident tenants fit. Switches take SWITCH in each
-    direction. With `stays`, swapped-out tenants leave that much on the device if the plan allows it.
+    """Simulates the time step by step, and asserts that resident tenants fit. A switch in either direction
+    takes SWITCH. With `stays`, swapped-out tenants leave that much memory on the device if the plan allows
+    it.
     """
     left = ((GPU, stays),) if stays else ()
     where = Where.AWAY if begin_away else Where.HERE
@@ -245,7 +244,7 @@ def _moved(
 
 
 def _taken(tenants: dict[str, Tenant], count_switches: bool) -> int:
-    """Returns the bytes on the device. An outgoing tenant frees its memory step by step for an
+    """Returns the bytes in use on the device. An outgoing tenant frees its memory step by step for an
     incoming one.
     """
     held = {Where.HERE, Where.GOING, Where.COMING} if count_switches else {Where.HERE}
