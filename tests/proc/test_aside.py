@@ -150,16 +150,14 @@ def test_a_refused_query_about_a_user_namespace_leaves_no_descriptor_open(held: 
             proc.aside(pid, held.question("late"))
         before = descriptors()
         for _ in range(3):
-            # the query raises an error; None would stand for a process of the host
+            # the query raises an error, because None would mean a process of the host's namespace
             with pytest.raises(OSError):
                 namespace_owner(pid)
         assert descriptors() == before
 
 
 def test_a_query_about_a_process_waits_two_seconds_at_most_however_slow_its_checks_are() -> None:
-    """A query waits two seconds at most on a host whose processors are busy. Here each check by the caller
-    takes 0.2 s.
-    """
+    """The processors of the host are busy: here each check by the caller takes 0.2 s."""
     now, answers = [0.0], threading.Event()
 
     def slow() -> float:
@@ -186,8 +184,8 @@ print(aside(os.getpid(), question).decode())
 
 
 def test_a_caller_that_was_stopped_meanwhile_still_gets_its_answer() -> None:
-    """A stopped process stands for one that gets no processor: it stops for longer than an answer may take on
-    an idle processor.
+    """A stopped process stands for one that gets no processor time. It is stopped for longer than an answer
+    may take on an idle processor.
     """
     words = [sys.executable, "-c", STARVED]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starved:

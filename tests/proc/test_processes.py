@@ -30,7 +30,7 @@ from vgpud.proc import (
     uids,
 )
 
-# the main thread ends, and another thread runs until standard input is closed
+# its main thread ends, and another thread runs until standard input is closed
 LEADERLESS = """
 import ctypes, os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
