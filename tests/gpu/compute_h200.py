@@ -31,7 +31,7 @@ from tests.demo.scenes import torch_python
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
-LEAD_SECONDS = 2.5  # time in which all processes make their contexts before the common start
+LEAD_SECONDS = 2.5  # the time in which all processes make their contexts before their common start
 HARD, WORK_CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
 Line = dict[str, Any]
 
@@ -197,7 +197,7 @@ def means(values: Sequence[float], count: int) -> list[float]:
 def native_rate(
     node: Node, us: float, mode: str = "eager", seconds: float = 1.5, processes: int = 1
 ) -> float:
-    """Kernels per second of so many processes without libvgpu: the driver's switches between processes cost
+    """Kernels per second of this many processes without libvgpu. The driver's switches between processes cost
     time.
     """
     key = us, mode, processes
@@ -241,7 +241,7 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
     for us, mode, processes in cases:
         native_rate(node, us, mode, processes=processes)
         for share in asked:
-            # the rounds of several processes are longer: their hand-over takes longer
+            # several processes get longer rounds, because each hand-over between them takes longer
             seconds = 5.0 if us >= 20000 else 2.5 if processes == 1 else 8.0
             tenant = Tenant(HARD, share, Work(us, mode, seconds), processes)
             line = run(node, [tenant], lead=1.0 + 0.3 * processes)[0]
@@ -308,7 +308,7 @@ def together(
     native_rate(node, us, mode)
     total = sum(weights)
     asked = [100 * w / total for w in weights]
-    # a run of this length has an error of 1 % of a share for one more time slice at each end
+    # a tenant may have one more time slice at each end of the run, which is 1 % of a share at this length
     seconds = 10.0 if len(weights) < 4 else 20.0
     tenants = [Tenant(policy, a, Work(us, mode, seconds)) for a in asked]
     before = arbiter_ns(node)
@@ -531,7 +531,7 @@ def killed(node: Node) -> Line:
     tenant the longest time without the end of a kernel (aim: 1 s), exact to 10 ms.
     """
     seconds = float(os.environ.get("VGPU_KILLED_SECONDS", "20"))
-    quiet_seconds = 2.0  # at the end, in which a tenant that stays off the device is seen
+    quiet_seconds = 2.0  # the time at the end in which a tenant that stays off the device is noticed
     tenant = Tenant(HARD, 30, Work(1000, seconds=seconds + quiet_seconds, report_ms=10))
     begin = time.monotonic_ns() + int(LEAD_SECONDS * 1e9)
     processes = [node.spin(node.lease(tenant), *spin_words(tenant.work, begin)) for _ in range(3)]
@@ -554,7 +554,9 @@ def killed(node: Node) -> Line:
 
 
 def longest_gap_ms(marks: Sequence[Sequence[float]]) -> float:
-    """The longest time between two windows in which a kernel ended, or between one and an end of the run."""
+    """The longest time in ms between two windows in which a kernel ended, or between one and an end of the
+    run.
+    """
     ends = [marks[0][0], *(b[0] for a, b in itertools.pairwise(marks) if b[1] != a[1]), marks[-1][0]]
     return round(max(b - a for a, b in itertools.pairwise(ends)), 1)
 

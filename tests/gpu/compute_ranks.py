@@ -164,8 +164,8 @@ def starving(bench: Bench) -> Line:
 
 
 def ways(bench: Bench) -> Line:
-    """A `hard` share of 25 with host functions behind kernels, and with one cooperative launch on two
-    devices.
+    """A `hard` share of 25 percent, with host functions behind kernels, and with one cooperative launch on
+    two devices.
     """
     node = bench.node
     native_rate(node, 50, "callbacks")

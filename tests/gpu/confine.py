@@ -119,7 +119,7 @@ def directives() -> dict[str, list[str]]:
 
 
 def expand(group: str) -> set[str]:
-    """The system calls of a group such as @system-service, with those of nested groups."""
+    """The system calls of a group such as @system-service, including those of nested groups."""
     if not group.startswith("@"):
         return {group}
     words = ["systemd-analyze", "syscall-filter", group]

@@ -29,7 +29,7 @@ from tests.ports import free_port
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import MIB
 
-#: The node's folders are where vgpud's own would be, because PrivateTmp= hides /tmp.
+#: The node's folders are in /run, as vgpud's own are, because PrivateTmp= hides /tmp.
 FOLDERS = "/run"
 
 
@@ -94,8 +94,8 @@ def suspend(node: DemoNode, checks: Checks) -> None:
 
 
 def reload(node: DemoNode, checks: Checks) -> None:
-    """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so such a policy is
-    refused.
+    """Metrics are served on the Unix socket. The unit forbids TCP without a drop-in, so a policy with a TCP
+    address is refused.
     """
     policy, plain = Path(node.environment["VGPUD_CONFIG"]), POLICY
     policy.write_text(f'{plain}[metrics]\nlisten = "127.0.0.1:{free_port()}"\n')

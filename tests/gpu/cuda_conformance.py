@@ -36,7 +36,9 @@ def build(folder: Path, cuda_include: Path) -> Path:
 
 
 def answers(program: Path, env: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Runs the program with the driver that it finds. Returns name of the call -> code, bytes or count."""
+    """Runs the program with the driver that the loader finds. Returns, for the name of each call, its code,
+    bytes or count.
+    """
     done = subprocess.run(
         [str(program)],
         env=None if env is None else dict(env),
@@ -52,7 +54,7 @@ def answers(program: Path, env: Mapping[str, str] | None = None) -> dict[str, in
 def differences(
     here: Mapping[str, int], there: Mapping[str, int]
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Calls whose results differ: name -> (result here, result in the record)."""
+    """The calls whose results differ: name, result here, result in the record."""
     names = list(here) + [name for name in there if name not in here]
     return {n: (here.get(n), there.get(n)) for n in names if here.get(n) != there.get(n)}
 

@@ -1,4 +1,4 @@
-"""Programs that hold device memory and change it on request, and the orders to them."""
+"""Programs that hold device memory and change it on request, and functions that send them orders."""
 
 import time
 
@@ -74,7 +74,9 @@ def told(one: Tenant, words: str = "") -> object:
 
 
 def make_buffer(node: DemoNode, name: str) -> float:
-    """Lets libvgpu make the host's buffer while the tenant runs, and returns the seconds."""
+    """Makes libvgpu allocate the host buffer while the tenant runs, and returns the seconds that this
+    takes.
+    """
     lease = node.run_dir / "leases" / name
 
     def is_made() -> bool:

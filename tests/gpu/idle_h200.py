@@ -127,7 +127,7 @@ def is_empty(node: DemoNode) -> bool:
 
 
 def goes(node: DemoNode, name: str) -> float:
-    """Returns the seconds until the tenant is suspended."""
+    """Waits until the tenant is suspended. Returns the seconds."""
     began = time.perf_counter()
     try:
         eventually(lambda: states(node)[name] == "suspended", f"{name} is suspended", PATIENCE_SECONDS)
@@ -187,7 +187,7 @@ def first() -> None:
         took, by_hand = {}, {}
         for kind in kinds:
             goes(node, name)
-            # a tenant that returns sooner after a suspension gets a longer idle time
+            # a tenant that works again soon after its suspension gets a longer idle time
             time.sleep(IDLE_SECONDS)
             took[kind], by_hand[kind] = comes_back(node, name, one, kind)
             say("first", call=kind, seconds_until_it_was_back=took[kind], by_hand=by_hand[kind])

@@ -44,8 +44,8 @@ def _checkpoint(bench: Bench, lease: Path, process: "subprocess.Popen[str]", sai
 
 
 def families(bench: Bench) -> Any:
-    """Allocates in each family in pieces of 32 MiB up to a limit of 1 GiB, and compares the ledger with NVML
-    there.
+    """Allocates in each family in pieces of 32 MiB up to a limit of 1 GiB, and compares the memory ledger
+    with NVML's figure then.
     """
     results = []
     for family in FAMILIES:
@@ -72,7 +72,7 @@ def graphs(bench: Bench) -> Any:
 
 
 def ledger(bench: Bench) -> Any:
-    """Compares the ledger with NVML after every step of three random walks through all kinds of
+    """Compares the memory ledger with NVML after every step of three random walks through all kinds of
     allocations.
     """
     walks = {}

@@ -80,7 +80,9 @@ def apart(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def verdict(limited: dict[str, Any], native: Sequence[dict[str, Any]]) -> str:
-    """Compares the limited run with two native ones; the native runs show the program's own noise."""
+    """Compares the limited run with two native runs. The native runs show how much the program's own results
+    differ.
+    """
     first, second = (run.get("numbers", []) for run in native)
     mine = limited.get("numbers", [])
     if not mine or not first:

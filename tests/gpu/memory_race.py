@@ -31,7 +31,7 @@ STOPPED_EVERY_SECONDS = 0.04
 STOPPED_MOST_SECONDS = 0.5
 DETAILS_MAX = 40
 EXITING = 4  # PF_EXITING of include/linux/sched.h; the flags are field 9 of /proc/PID/stat
-# word of an operation -> its name, as in memory_families.c
+# the word of an operation, and its name, as in memory_families.c
 OPERATIONS = {0: "nothing", 100: "context", 101: "ended"} | {
     1 + 2 * index + half: f"{verb} {family}"
     for index, family in enumerate(FAMILIES)
@@ -44,7 +44,7 @@ def card_used(uuid: str) -> int:
 
 
 class Most:
-    """The highest value of a figure, and how often it was above the limit."""
+    """The highest value of a figure, and how often the figure was above the limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.most, self.samples, self.over = limit, 0, 0, 0
@@ -129,7 +129,7 @@ class Readings:
     """Figures read while processes run, and the operations in flight when a figure was over the limit."""
 
     racers: Racers
-    offset: int  # device's figure minus the sum of the processes while they are idle
+    offset: int  # the device's figure minus the sum of the processes' figures while they are idle
     moving: Most
     card: Most
     always: "Counter[str]" = field(default_factory=Counter)
@@ -326,7 +326,6 @@ def deaths(bench: Bench) -> Any:
             if step(group.processes[index]):
                 go_on(group.processes[index])
             else:
-                # the other processes had filled the limit, so the new process had no room for its
-                # context
+                # the other processes have filled the limit, so the new process has no room for its context
                 late += 1
         return {"limit_mib": limit / MIB, "kills": rounds, "found_no_room": late, **flight.said()}

@@ -45,7 +45,7 @@ def _handed_on(bench: Bench, first: str, second: str, mib: float) -> dict[str, A
     words = ["relay", first, second, str(mib), str(SECONDS)]
     process = bench.start(None, bench.program("memory_families"), *words)
     levels = {}
-    for _ in range(3):  # NVML's figures with no process, with the first process and with both
+    for _ in range(3):  # takes NVML's figures with no process, with the first process and with both
         said = step(process)
         time.sleep(_SETTLE_SECONDS)
         levels[str(said[-1]["at"])] = card_used(bench.uuid)

@@ -26,7 +26,7 @@ results: list[tuple[str, bool, str]] = []
 def check(name: str, work: Callable[[], tuple[bool, str]]) -> None:
     try:
         held, said = work()
-    except Exception as error:  # an error in one row must not end the table
+    except Exception as error:  # an error in one row must not end the whole table
         held, said = False, f"{type(error).__name__}: {error}"
     results.append((name, held, said))
     print(f"{'ok  ' if held else 'FAIL'} {name}: {said}", flush=True)

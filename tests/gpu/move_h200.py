@@ -45,7 +45,7 @@ from vgpud.proc import start_ticks
 SIZES_GIB = (1, 8, 32)
 KILLS = 6
 AIM_SECONDS = 1.5
-AWAY_TIMES = 6  # number of moves of a training run while it is suspended
+AWAY_TIMES = 6  # how often a training run is moved while it is suspended
 
 # Needs only ctypes. Fills MIB on each visible device with a pattern. For an empty line of input it prints
 # whether the pattern is whole and what CUDA reports of device 0; for a number, the result of allocating so
@@ -127,7 +127,7 @@ class Bench:
             return time.perf_counter() - began
 
     def used_mib(self) -> list[int]:
-        """Current use of the first two devices, by NVML."""
+        """The current use of the first two devices in MiB, by NVML."""
         time.sleep(1.1)  # a listing may be one second old
         with client(self.node) as calls:
             return [int(device.memory_used_bytes) >> 20 for device in calls.list_devices().devices[:2]]
@@ -175,7 +175,7 @@ class Hand:
 
 
 def lists(uuids: list[str], old: str, new: str) -> dict[str, list[str]]:
-    """Forms of pair lists that are documented or reported. The last form is what vgpud passes."""
+    """Forms of device pair lists that are documented or reported. vgpud passes the last form."""
     change = {old: new, new: old}
     around = {uuid: uuids[(i + 1) % len(uuids)] for i, uuid in enumerate(uuids)}
     return {
@@ -310,8 +310,8 @@ def steps(bench: Bench) -> None:
 def train(
     bench: Bench, times: int, disturb: Callable[[str, int], float], program: str = TRAIN
 ) -> tuple[object, list[float]]:
-    """Returns the final state of a training run that is disturbed this many times, and the seconds of each
-    disturbance.
+    """Returns the final state of a training run that is disturbed this many times, and the seconds that each
+    disturbance takes.
     """
     slow = bench.node.folder / "slow"
     slow.touch() if times else slow.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ RULES = "[device.mps]\ncheck_seconds = 1.0\nhang_seconds = 5.0\n"
 WORKER = str(ROOT / "tests" / "gpu" / "mps_worker.py")
 PYTHON = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
 MANY, ITERATIONS, SECONDS = 132 * 64, 2000, 2.0
-HALF = 64  # HALF is in blocks, one on each multiprocessor: less than half of the device
+HALF = 64  # the number of blocks of a kernel, one on each multiprocessor: less than half of the device
 FAMILIES = ("alloc", "pitch", "managed", "async", "vmm", "array")
 TORCH = """
 import json, time, torch
@@ -89,7 +89,7 @@ class Program:
 
 
 def rates(programs: list[Program], blocks: int = MANY, seconds: float = SECONDS) -> list[float]:
-    """Blocks per second of each program, all at the same time; the median of three rounds."""
+    """Blocks per second of each program while all run at the same time, as the median of three rounds."""
     rounds = []
     for _ in range(3):
         for one in programs:

@@ -9,8 +9,8 @@ import json
 import sys
 import time
 
-# a fixed amount of work, not of time: the cost of a block does not depend on how many processes share the
-# device
+# The kernel does a fixed amount of work and not of time, so that the cost of a block does not depend on how
+# many processes share the device.
 PTX = b"""
 .version 7.0
 .target sm_70

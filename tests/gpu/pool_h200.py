@@ -37,7 +37,7 @@ from tests.gpu.turns_h200 import PATIENCE_SECONDS, pinned_seconds, tenant
 from vgpud.lease import read_swaps
 
 SIZES_MIB = (64, 128, 256) if SIMULATED else (1 << 10, 8 << 10, 32 << 10, 100 << 10)
-MORE_GIB = 8  # what a tenant may use beside the memory that it holds
+MORE_GIB = 8  # the memory that a tenant may use beside the memory that it holds
 FEW = 1000  # words that are changed
 AIM_OF_UNCHANGED = 0.2
 AIM_OF_COPY, AIM_MORE_SECONDS, AIM_DEEP_SECONDS = 1.15, 0.1, 2.0

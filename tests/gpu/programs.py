@@ -207,7 +207,9 @@ KINDS: dict[str, Callable[[], Step]] = {
 
 
 def made(kind: str) -> tuple[Step, Step]:
-    """Returns a step of the program, and a function that waits for all work that the steps submitted."""
+    """Returns a function that makes a step of the program, and one that waits for all work that the steps
+    have submitted.
+    """
     name, _, us = kind.partition(":")
     if us:
         return (kernels if name == "kernels" else request)(float(us)), lambda: None

@@ -101,7 +101,9 @@ def _end(relay: "subprocess.Popen[str]") -> None:
 
 
 def _added(program: Path, each_seconds: float) -> float:
-    """The time that a relay adds to the round trip of a byte, by the medians of 200."""
+    """The time that a relay adds to the round trip of a byte, as the difference of medians of 200 round
+    trips.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_echo, args=(listener,), daemon=True).start()
         port = listener.getsockname()[1]
@@ -181,7 +183,9 @@ class Bench:
         return self.end(case, self.start(kind, where, *options, **more))
 
     def shares(self) -> None:
-        """A remote slice of 25 % beside a local one of 75 %, while both run, of what each has alone."""
+        """Measures a remote slice of 25 % beside a local one of 75 %, while both run, in percent of what each
+        has alone.
+        """
         alone = {where: self.run(f"spin, {where}", "spin", where)["rate"] for where in ("local", "remote")}
         for number in range(2):
             slices = {"local": "75", "remote": "25"}

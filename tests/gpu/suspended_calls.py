@@ -39,8 +39,8 @@ def build(folder: Path, cuda_include: Path = CUDA) -> Path:
 def run_group(
     words: Sequence[str], env: Mapping[str, str] | None = None, seconds: float | None = None
 ) -> str:
-    """Returns the output of a program that has a process group of its own, and ends the group in any case.
-    Raises CalledProcessError and TimeoutExpired.
+    """Runs a program in a process group of its own and returns its output. Ends the group in any case. Raises
+    CalledProcessError and TimeoutExpired.
     """
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         try:
@@ -60,7 +60,7 @@ def wrapped() -> set[str]:
 
 
 def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
-    """Calls that do not return in a suspended process and that libvgpu does not wrap."""
+    """The calls that do not return in a suspended process and that libvgpu does not wrap."""
     good = [row["call"] for row in tried if (row["it"], row["result"]) == ("answers", 0)]
     left = [row["call"] for row in tried if row["call"] not in good]
     return [call for call in left if call.split()[0] not in known]

@@ -85,8 +85,8 @@ def seconds(copy):
 print(json.dumps({"out": seconds(lambda: host.copy_(device, non_blocking=True)),
                   "in": seconds(lambda: device.copy_(host, non_blocking=True))}))
 """
-# Counts its rounds in a file, which is read while it waits for its turn. At its end it prints whether its
-# memory was unchanged
+# Counts its rounds in a file that can be read while the program waits for its turn. At its end it prints
+# whether its memory was unchanged.
 WORK = """
 import json, mmap, struct, sys, threading, torch
 # in pieces: a kernel of torch.arange counts its first 2^32 elements only
@@ -168,7 +168,7 @@ def pinned_seconds(mib: int) -> dict[str, float]:
 
 
 def swapped(node: DemoNode, name: str, out: bool) -> float:
-    """Returns the seconds from the order in the lease until the last process has followed it."""
+    """Waits until the last process has followed the order in the lease. Returns the seconds."""
     folder = node.run_dir / "leases" / name
     arbiter = ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10)
     began = time.perf_counter()
@@ -244,8 +244,8 @@ def switches(node: DemoNode) -> dict[str, object]:
 
 
 def reaches(node: DemoNode, times: int) -> int:
-    """Waits until tenants have been swapped out `times` times, and 0.1 s for the swap-in. Returns the number
-    of swap-outs so far.
+    """Waits until tenants have been swapped out `times` times, and 0.1 s for the swap-in that follows.
+    Returns the number of swap-outs so far.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     while (gone := node.log.read_text().count("swapped out at the end of its turn")) < times:
