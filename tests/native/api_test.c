@@ -1,5 +1,4 @@
-/*
- * api_test.c: libvgpu as a CUDA program uses it, against the fake driver. Runs with libvgpu preloaded and a lease of
+/* api_test.c: uses libvgpu as a CUDA program does, against the fake driver. Runs with libvgpu preloaded and a lease of
  * LIMIT bytes on device 0. The argument names one check; exit status 0 means that it passed.
  */
 #define __CUDA_API_VERSION_INTERNAL
@@ -21,7 +20,7 @@
 
 #define MIB (1ull << 20)
 #define LIMIT (1024 * MIB)
-#define CONTEXT (64 * MIB) /* bytes of a context of the fake driver */
+#define CONTEXT (64 * MIB) /* bytes of a context in the fake driver */
 
 #define CHECK(condition)                                                    \
     do {                                                                    \
@@ -50,7 +49,8 @@ static uint64_t free_bytes(void)
     return available;
 }
 
-/* Waits until this much memory is free: libvgpu may learn late what the driver reserves, because NVML starts slowly. */
+/* Waits until this much memory is free. libvgpu may learn late how much the driver reserves, because NVML starts
+ * slowly. */
 static bool becomes_free(uint64_t bytes)
 {
     for (int look = 0; look < 2000 && free_bytes() != bytes; look++)
@@ -84,9 +84,9 @@ static void check_ways_in(void)
     CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetCount")), "libcuda.so.1") == 0);
     CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
-    /* RTLD_NEXT still means the library after the caller's */
+    /* RTLD_NEXT still means the next library after the caller's */
     CHECK(next_of("next_of") == NULL && dlerror() != NULL);
-    /* this driver lacks the function, so a look-up fails */
+    /* the fake driver lacks the function, so a look-up must fail */
     CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL);
     CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
     CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL ||
@@ -113,7 +113,8 @@ static void check_proc_address(void)
     CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* A driver that returns addresses without symbols: libvgpu chooses the wrapper by version and stream flag. */
+/* A driver that returns addresses of functions without symbols. libvgpu chooses the wrapper by version and stream
+ * flag. */
 static void check_private_entries(void)
 {
     void *address = NULL;
@@ -127,7 +128,7 @@ static void check_private_entries(void)
     CHECK(ours(per_thread) && per_thread != address);
     CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 2000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
                               NULL) == CUDA_SUCCESS);
-    CHECK(address == (void *)cuStreamSynchronize); /* CUDA 2.0 had no per-thread variant of this function */
+    CHECK(address == (void *)cuStreamSynchronize); /* CUDA 2.0 has no per-thread variant of this function */
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) ==
           CUDA_SUCCESS);
     CHECK(address == (void *)cuMemAlloc_v2);
@@ -176,8 +177,8 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
-/*
- * The driver's pitch is larger than libvgpu's estimate, so the allocation does not fit. Its memory is freed again.
+/* The driver's pitch is larger than libvgpu's estimate, so the allocation exceeds the limit. libvgpu frees its memory
+ * again.
  */
 static void check_pitch(void)
 {
@@ -328,7 +329,7 @@ static void check_graph_node(void)
 
 int fake_capture_questions(void);
 
-/* libvgpu queries streams only while it knows of a capture. */
+/* Returns whether libvgpu knows of a capture: only then it queries streams. */
 static bool knows_of_a_capture(void)
 {
     CUdeviceptr pointer;
@@ -377,7 +378,7 @@ static void check_cut_captures(void)
     CHECK(!knows_of_a_capture());
 }
 
-/* Memory that the driver allocates by itself: global variables, local memory, streams. */
+/* Memory that the driver allocates without a call of the program for it: global variables, local memory, streams. */
 static void check_driver(void)
 {
     CUmodule module;
@@ -435,7 +436,7 @@ static void check_array(void)
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 16 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
-    shape.Width = shape.Height = 64; /* the array shares a page with others, and libvgpu has to measure its size */
+    shape.Width = shape.Height = 64; /* the array shares a page with others, so libvgpu has to measure its size */
     CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 2 * MIB);
     CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     shape.Width = 1024;
@@ -459,7 +460,7 @@ static void check_context(void)
     /* the memory is still charged: one reference to the handle is left */
     CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB);
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
-    CHECK(free_bytes() == LIMIT); /* the child's context and all its memory are freed */
+    CHECK(free_bytes() == LIMIT); /* the context and all memory of the child process are freed */
     CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
@@ -469,7 +470,7 @@ static void check_card_full(void)
     begin();
     setenv("FAKE_CARD_BYTES", "1048576", 1);
     CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(free_bytes() == LIMIT - CONTEXT); /* the driver has no memory left: no charge remains */
+    CHECK(free_bytes() == LIMIT - CONTEXT); /* the driver holds no memory any more, so no charge is left */
 }
 
 static void check_fork(void)
@@ -480,11 +481,11 @@ static void check_fork(void)
     pid_t child = fork();
     if (child == 0) {
         CUdeviceptr own;
-        begin(); /* the child has its own slot, so the parent's memory counts in addition */
+        begin(); /* the child has a slot of its own, so its memory is added to the parent's */
         uint64_t left = free_bytes();
         CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
         CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
-        /* the allocation belongs to the parent, so no charge is removed */
+        /* the allocation belongs to the parent, so the child's free fails and removes no charge */
         CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS);
         CHECK(free_bytes() == left - 50 * MIB);
         exit(0);
@@ -512,7 +513,7 @@ static void check_signals(void)
         CHECK(sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL);
 }
 
-/* Checks that NVML lists the tenant's own processes with the lease's figures. */
+/* NVML lists the tenant's own processes with the lease's figures. */
 static void check_processes(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -575,7 +576,7 @@ static void check_nvml(void)
     CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
     CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
     CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
-    CHECK(memory.total == 8192 * MIB); /* device 1 is not in the lease, so NVML gives the device's own figures */
+    CHECK(memory.total == 8192 * MIB); /* device 1 is not in the lease, so NVML reports the device's own figures */
 }
 
 int main(int argc, char **argv)

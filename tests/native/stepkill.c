@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define OUTSIDE_MAX 200 /* steps outside of libvgpu; a memset in the driver would take millions */
-#define RUN_US 100      /* time that the process then runs freely before the next steps */
+#define RUN_US 100      /* microseconds for which the process then runs freely before the next steps */
 #define RUNS_MAX 200
 
 /* Finds the addresses of libvgpu's code in the process. */
@@ -56,7 +56,7 @@ static int stopped(pid_t pid, int *status)
     return waitpid(pid, status, __WALL) == pid && WIFSTOPPED(*status);
 }
 
-/* Lets the stopped process run for RUN_US, and stops it again. */
+/* Lets the stopped process run for RUN_US microseconds, and stops it again. */
 static int run_on(pid_t pid, int *status)
 {
     if (ptrace(PTRACE_CONT, pid, NULL, NULL) != 0)
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     long left = argc == 3 ? atol(argv[2]) : 0;
     if (pid <= 0 || !find_code(pid, &start, &end))
         return 2;
-    alarm(30); /* alarm: a process that sleeps in a system call makes no steps */
+    alarm(30); /* the alarm ends this program if the process sleeps in a system call and so makes no steps */
     if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) != 0 || ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) != 0)
         return 3;
     if (!stopped(pid, &status))

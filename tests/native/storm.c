@@ -148,7 +148,7 @@ static void array_and_stream(struct worker *w)
         CHECK(cuStreamDestroy(other));
 }
 
-/* A context whose allocation ends with it, now and then. */
+/* At times makes a context, allocates in it, and destroys it. Half of these allocations end only with the context. */
 static void own_context(struct worker *w)
 {
     CUcontext other;
@@ -188,7 +188,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* The child makes no calls but one, which must answer that the driver is not initialised there. */
+/* The child makes only one driver call, which must answer that the driver is not initialised in the child. */
 static void fork_a_child(void)
 {
     size_t rest, all;

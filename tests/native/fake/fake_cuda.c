@@ -31,10 +31,10 @@ struct state { /* counters that the tests read as unsigned 64-bit words */
 
 struct record {
     uint64_t handle;
-    uint64_t bytes; /* bytes in whole pages; 0: the allocation shares `page` */
+    uint64_t bytes; /* bytes in whole pages; 0 if the allocation shares `page` */
     struct page *page;
     int device;
-    int mappings; /* mappings keep the memory after the handle is released */
+    int mappings; /* mappings of the memory, which keep it after the handle is released */
     unsigned char released;
     unsigned char managed;
     unsigned char fill;
@@ -62,7 +62,7 @@ pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int ready;
 static unsigned primary_refs[DEVICES];
 __thread CUcontext fake_current;
-static int contexts[DEVICES]; /* the address of an element is the context's handle */
+static int contexts[DEVICES]; /* the address of an element is the handle of the device's context */
 
 int fake_device(void)
 {
@@ -82,7 +82,7 @@ static void *map_file(const char *path, size_t size)
     return mapped != MAP_FAILED ? mapped : NULL;
 }
 
-/* The process's own slot in the `usage` file that FAKE_LEDGER names; NULL if there is none or it is not claimed yet. */
+/* Returns the slot of this process in the `usage` file that FAKE_LEDGER names, or NULL if there is none yet. */
 static struct vgpu_slot *own_slot(void)
 {
     static struct vgpu_usage *usage;
@@ -95,7 +95,7 @@ static struct vgpu_slot *own_slot(void)
     return NULL;
 }
 
-/* Asserts that device 0's memory in use is charged in the process's slot, whatever other processes do. */
+/* Records by how many bytes this process's memory in use on device 0 exceeds what its slot charges. */
 static void compare_with_ledger(int device)
 {
     const struct vgpu_slot *slot = own_slot();
@@ -145,9 +145,7 @@ static struct record *find(uint64_t handle)
     return NULL;
 }
 
-/*
- * Kills the process inside the driver's call, after libvgpu has reserved the memory and before it settles the charge.
- */
+/* Kills the process inside the driver's call, when libvgpu has reserved the memory and not yet settled the charge. */
 static void die_if_asked(void)
 {
     static int calls;
@@ -562,7 +560,7 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
     return CUDA_SUCCESS;
 }
 
-/* Stands for a driver function without a symbol, which only cuGetProcAddress returns. */
+/* Stands for a driver function without a symbol, which can be got only from cuGetProcAddress. */
 static CUresult private_entry(void)
 {
     return CUDA_SUCCESS;

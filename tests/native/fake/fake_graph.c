@@ -173,7 +173,7 @@ API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
     return CUDA_SUCCESS;
 }
 
-/* The memory of the default stack size is part of the context, so only a larger size needs more. */
+/* Memory for the default stack size is part of the context, so only a larger stack size needs more memory. */
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     if (limit != CU_LIMIT_STACK_SIZE)

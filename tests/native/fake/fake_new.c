@@ -1,7 +1,7 @@
 /* fake_new.c: functions that CUDA 13.1 to 13.5 added, and two functions that only tests use. */
 #include "fake.h"
 
-/* A function of a driver that is newer than libvgpu's table. */
+/* A function that only a driver newer than libvgpu's table has. */
 API CUresult cuMemTeleport(CUdeviceptr to)
 {
     (void)to;
@@ -11,8 +11,8 @@ API CUresult cuMemTeleport(CUdeviceptr to)
 static int capturing;
 static int asked;
 
-/*
- * Number of libvgpu's queries whether a stream is being captured. libvgpu makes them only while it knows of a capture.
+/* Returns how often libvgpu has asked whether a stream is being captured. libvgpu asks only while it knows of a
+ * capture.
  */
 API int fake_capture_questions(void)
 {

@@ -72,7 +72,7 @@ bool fake_pool_free(CUdeviceptr pointer)
             CUmemoryPool pool = blocks[i % BLOCKS].pool;
             pool->used -= blocks[i % BLOCKS].bytes;
             blocks[i % BLOCKS].at = 0;
-            next_at -= pointer == next_at ? 512 : 0; /* the next allocation gets the address again, as on a card */
+            next_at -= pointer == next_at ? 512 : 0; /* the next allocation gets the same address again, as on a card */
             found = true;
             if (pool->destroyed && pool->used == 0)
                 shrink(pool, 0);

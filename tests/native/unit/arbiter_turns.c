@@ -26,7 +26,7 @@
 
 static struct lease leases[2];
 static int looks; /* looks that were made */
-static int seen;  /* number of looks that were made when the last message arrived */
+static int seen;  /* the number of queries made when the last message arrived */
 
 static bool look_at_one(struct lease *lease)
 {
@@ -72,7 +72,7 @@ static int count(const struct processors *processors)
 struct thread {
     int release_fd; /* the thread sleeps until this pipe has a byte; -1: it does not sleep */
     int told_fd;
-    int processors; /* number of processors on which the thread may run */
+    int processors; /* the number of processors on which the thread may run */
 };
 
 static void run(void *data)

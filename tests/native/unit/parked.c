@@ -95,7 +95,8 @@ static bool is_memory(int fd)
     return readlink(link, path, sizeof(path) - 1) > 0 && strncmp(path, "/memfd:", 7) == 0;
 }
 
-/* Returns the number of descriptors of memory. Each is above the standard ones, and no program inherits it. */
+/* Returns the number of descriptors of parked memory. Asserts that each is above the standard ones and is not inherited
+ * by programs. */
 static unsigned kept(void)
 {
     unsigned count = 0;

@@ -69,7 +69,7 @@ static bool join(char **words)
     return true;
 }
 
-/* Starts work that is due. Ends a slice that is over: in this model all channels are disabled at once. */
+/* Starts work that is due, and ends a slice that is over. In this model all channels are disabled at once. */
 static void begin_step(struct worker *worker)
 {
     struct sched_tenant *tenant = &worker->tenant;
@@ -109,7 +109,7 @@ static void end_step(struct worker *worker, unsigned with_work)
     }
 }
 
-/* Notes the load as cut.c does: only while another tenant has work. */
+/* Records the load as cut.c does, only while another tenant has work. */
 static void note_load(struct worker *worker)
 {
     bool others = false;

@@ -34,7 +34,7 @@ static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1", "GPU-2", 
 #define ON_NS 290000u     /* a call that enables channels; their work runs at its end */
 #define OFF_NS 520000u    /* a call that disables channels; their work stops after STOPS_NS */
 #define STOPS_NS 250000u
-#define OUT_OF_ORDER 0.1      /* part of the cases in which another thread than the first gets the driver's lock */
+#define OUT_OF_ORDER 0.1      /* the fraction of cases in which a thread other than the first gets the driver's lock */
 #define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
 #define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
 /* libvgpu/compute/cut.c */
@@ -57,7 +57,7 @@ static struct program {
     uint32_t launched;
     double host_ns; /* rest of the present launch or pause */
     bool pauses;
-    uint64_t leaves_at, returns_at; /* the program makes no step between these times */
+    uint64_t leaves_at, returns_at; /* between these times the program makes no step */
     double queued_ns;               /* unfinished work on the device */
     /* the devices */
     uint32_t devices;
@@ -92,7 +92,7 @@ static struct channels_thread {
     struct channels_order *first; /* the thread's waiting orders, without the one that it carries out */
     uint64_t free_at;
 } threads[DEVICES];
-static struct channels_order *calling; /* the order whose call has the driver's lock */
+static struct channels_order *calling; /* the order whose driver call has the driver's lock */
 static uint64_t lock_free_at;
 static struct channels_order *finished;
 static void (*report)(struct channels_order *order);
@@ -289,7 +289,7 @@ static void say(struct program *program, uint32_t kind, uint64_t idle_ns)
     program->said_at = now + MESSAGE_NS;
 }
 
-/* A call of the program: its first one after it was idle tells the arbiter. */
+/* A driver call of the program. The first one after an idle time tells the arbiter that the tenant wants the device. */
 static void call(struct program *program)
 {
     program->call_at = now;
@@ -343,7 +343,7 @@ static void run_host(struct program *program)
     }
 }
 
-/* What libvgpu's thread finds: samples of the load, and whether the program is idle. */
+/* The work of libvgpu's thread: samples of the load, and whether the program is idle. */
 static void run_looks(struct program *program)
 {
     bool inside = waits(program) && program->queued_ns > 0;
@@ -472,7 +472,7 @@ static bool join(char **words)
     return program->connection.member.cut;
 }
 
-/* Makes a run folder that gives the device the engine cut. */
+/* Makes a run folder whose file gives the device the engine cut. */
 static int run_folder(void)
 {
     char folder[] = "/tmp/sched-cut.XXXXXX";

@@ -37,11 +37,11 @@ struct worker {
     struct sched_tenant tenant;
     struct sched_member member;
     uint64_t kernel_ns;
-    uint64_t period_ns; /* time between the starts of kernels; 0: back to back */
+    uint64_t period_ns; /* time between the starts of kernels; 0 if they follow each other at once */
     bool granted, revoked, finished;
     struct vgpu_turn turn;
     uint64_t granted_at;
-    uint64_t next_at; /* time of the next event: a kernel ends, its slice ends, or a request follows */
+    uint64_t next_at; /* the time of the next event: a kernel ends, its slice ends, or a request arrives */
     uint64_t asked_at;
     uint64_t work_ns, work_before_ns;
 };
@@ -112,7 +112,7 @@ static void turn_ended(struct worker *worker)
     sched_done(&worker->member, &done, now);
 }
 
-/* Returns true if the scheduler has a decision to make. */
+/* Advances the tenant to its next event. Returns true if the scheduler has a decision to make. */
 static bool step(struct worker *worker)
 {
     if (worker->next_at > now)

@@ -40,7 +40,7 @@ static struct {
     struct sched_tenant tenant;
     bool there;
     struct client clients[MEMBERS];
-} nodes[CROWD]; /* a random step uses only the first TENANTS entries */
+} nodes[CROWD]; /* a random step uses only the first TENANTS of these entries */
 
 static long step;
 static uint64_t now = 1000000000;
@@ -129,7 +129,7 @@ static void client_step(unsigned t, struct client *client)
     }
 }
 
-/* True if one of the tenant's wanted devices is busy. */
+/* Returns true if one of the devices that the tenant wants is busy. */
 static bool waits_elsewhere(const struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
@@ -138,7 +138,7 @@ static bool waits_elsewhere(const struct sched_tenant *tenant)
     return false;
 }
 
-/* True if the tenant lacks devices and none of them is managed. */
+/* Returns true if the tenant lacks devices and none of the missing ones is managed. */
 static bool waits_for_nothing(const struct sched_tenant *tenant)
 {
     uint32_t missing = gang_missing(tenant);
@@ -205,7 +205,7 @@ static void check_exclusive(void)
         check_gates(t);
 }
 
-/* Once all processes have answered and none wants more, every waiting tenant gets a time slice. */
+/* Lets all processes answer and want no more, and checks that every waiting tenant then gets a time slice. */
 static void check_liveness(void)
 {
     bool waiting = true;
@@ -232,9 +232,9 @@ static void check_liveness(void)
 /* --- shares */
 
 struct wish {
-    uint32_t first, count; /* the tenant's first device, and its number of devices */
+    uint32_t first, count; /* the tenant's first device and its number of devices */
     uint32_t share, policy;
-    double least, most; /* share of a device's time that the tenant must get */
+    double least, most; /* bounds of the part of a device's time that the tenant must get */
 };
 
 static void join(unsigned t, const struct wish *wish)
@@ -346,7 +346,7 @@ static void rank_step(unsigned t, unsigned r, struct job *job, bool single)
     bool over = client->revoked || (client->granted && now - client->granted_at >= client->turn.length_ns);
     bool thinks = now < job->thinks_until[r];
     if (job->launched[r])
-        return; /* a process whose kernel runs does not drain, though its time slice may be over */
+        return; /* a process whose kernel runs does not drain, even if its time slice is over */
     if (client->granted && !over && !thinks) {
         job->launched[r] = true;
         job->both_since = single || job->launched[1 - r] ? now : 0;
@@ -457,7 +457,7 @@ int main(int argc, char **argv)
         if (next != SCHED_NEVER && next < now + passes) /* the scheduler's timer is due */
             passes = next > now ? next - now : 1;
         now += passes;
-        if (dice(5000) == 0) /* the machine was suspended, or its clock was set forward */
+        if (dice(5000) == 0) /* as if the machine was suspended, or its clock set forward */
             now += dice(48) * 3600000000000;
         sched_run(now);
         check_exclusive();

@@ -104,7 +104,7 @@ static void *want_most(void *argument)
     return NULL;
 }
 
-/* Several requests race, each of which fits alone. Exactly one of them is granted. */
+/* Several requests race. Each fits alone, and exactly one of them is granted. */
 static void test_one_of_many_wins(void)
 {
     pthread_barrier_init(&barrier, NULL, THREADS);
@@ -117,7 +117,7 @@ static void test_one_of_many_wins(void)
     }
 }
 
-/* Ends, after 50 ms, a claim whose bytes are already counted as used. */
+/* After 50 ms ends a claim whose bytes are already counted as used. */
 static void *end_claim(void *unused)
 {
     (void)unused;
@@ -126,7 +126,8 @@ static void *end_claim(void *unused)
     return NULL;
 }
 
-/* A process lost its processor between the addition of bytes to its use and the end of their claim. */
+/* A process lost its processor between adding bytes to its use and ending their claim, so they are counted twice for a
+ * while. */
 static void test_a_request_waits_while_bytes_are_counted_twice(void)
 {
     pthread_t thread;
@@ -182,9 +183,8 @@ static double cpu_seconds(pid_t pid)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/*
- * Another process's claim takes all room, so a request waits for its end. The wait is bounded also on a busy CPU: until
- * the refusal, the busy process on that CPU runs for less than a second.
+/* Another process's claim takes all the room, so a request waits for its end. The wait is bounded even on a busy CPU:
+ * until the refusal, the busy process on that CPU runs for less than a second.
  */
 static void test_a_busy_cpu_does_not_prolong_a_refusal(void)
 {
@@ -390,9 +390,8 @@ static void test_table_purge(void)
         CHECK(vgpu_table_get(VGPU_KIND_HANDLE, i * 0x1000, &entry) == (i % 2 == 1));
 }
 
-/*
- * Small allocations are counted in their page. The page's entry is removed with the last of them, whatever the order of
- * frees.
+/* Small allocations are counted in the entry of their page. The entry is removed with the last of them, whatever the
+ * order of frees.
  */
 static void test_table_pages(void)
 {
@@ -421,7 +420,8 @@ static bool is_owned_by(const struct vgpu_entry *found, void *owner)
     return found->owner == owner;
 }
 
-/* Small allocations of two contexts at addresses of one page: the end of one leaves the other's page and its count. */
+/* Small allocations of two contexts have addresses on one page. The end of one context leaves the other's entry and its
+ * count. */
 static void test_table_pages_of_contexts(void)
 {
     static char first_context, second_context;
@@ -451,7 +451,7 @@ static void *table_thread(void *argument)
     return NULL;
 }
 
-/* Tests slots. Their locks belong to processes, so the test forks. */
+/* Slots of `usage`. Their locks belong to processes, so the test forks. */
 static void test_slots(void)
 {
     char path[] = "/tmp/vgpu-unit-XXXXXX";
@@ -495,7 +495,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* The lock of an open file description is the arbiter's, which holds it while it clears the slot. */
+/* The lock on the open file description is the arbiter's, which holds it while it clears the slot. */
 static void test_wait_for_a_slot_that_the_arbiter_clears(void)
 {
     int fd = memfd_create("usage", 0);
@@ -514,7 +514,7 @@ static void test_wait_for_a_slot_that_the_arbiter_clears(void)
                          .l_len = 1};
     CHECK(fcntl(fd, F_OFD_SETLK, &lock) == 0);
     int64_t before_ms = now_ms();
-    CHECK(!vgpu_slot_await_clear(fd, page, 0)); /* false: nothing clears the slot in this test */
+    CHECK(!vgpu_slot_await_clear(fd, page, 0)); /* the result is false, because nothing clears the slot in this test */
     CHECK(now_ms() - before_ms >= 999);
     munmap(page, sizeof(*page));
     close(fd);
