@@ -40,8 +40,8 @@ def attributes(node: int) -> bytes:
 
 
 def reply(kind: int, node: int, flags: int) -> tuple[int, bytes]:
-    """Returns a negated errno and a body. Attributes of the file are not cached, so the kernel asks each
-    time.
+    """Returns a negated errno and a body for a request of the kernel. Attributes of the file are not cached,
+    so the kernel asks each time.
     """
     if kind == INIT:
         return 0, struct.pack("<4I2H2I2H8I", 7, 31, 4096, flags, 8, 8, 4096, 1, 0, 0, *(0,) * 8)
@@ -89,7 +89,7 @@ class FuseFile:
     said: IO[str]
 
     def asked(self) -> bool:
-        """Returns when a process waits for an unanswered request."""
+        """Waits until a process waits for an unanswered request."""
         return self.said.readline() == "asked\n"
 
 
@@ -107,7 +107,7 @@ def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
         server.communicate()
 
 
-# Program that changes the page of the FUSE file sys.argv[1], and then waits.
+# Changes the page of the FUSE file sys.argv[1], and then waits.
 _WRITER = """
 import os, sys
 os.pwrite(os.open(sys.argv[1], os.O_RDWR), bytes(4096), 0)
@@ -130,7 +130,7 @@ def never_written_back(folder: Path, count: int) -> Iterator[tuple[Iterator[sock
                 socket.send_fds(ours, [b"x"], [one])
                 os.close(one)
             made.append(theirs)
-        # another process, because a child that this one starts would close its copy of the file, and wait
+        # a separate process, because a child that this one starts would close its copy of the file, and wait
         words = [sys.executable, "-c", _WRITER, str(file.path)]
         writer = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert writer.stdout is not None and writer.stdout.read(1)
@@ -140,8 +140,7 @@ def never_written_back(folder: Path, count: int) -> Iterator[tuple[Iterator[sock
         unused.close()
 
 
-# Program that makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its
-# buffer.
+# Makes a system call on the file sys.argv[1], with a page of the FUSE file sys.argv[2] as its buffer.
 _CALLS = """
 import ctypes, mmap, os, sys
 page = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 4096, mmap.MAP_PRIVATE)
@@ -155,7 +154,8 @@ getattr(ctypes.CDLL(None), call)(os.open(sys.argv[1], flags), buffer, ctypes.c_s
 @contextmanager
 def locked_in_the_kernel(path: Path, folder: Path) -> Iterator[None]:
     """Until the block ends, a write(2) to the file at `path`, or a getdents(2) of the folder at `path`, waits
-    for its buffer, a page of a FUSE file below `folder`. Meanwhile the kernel holds the lock of `path`.
+    for its buffer, which is a page of a FUSE file below `folder`. Meanwhile the kernel holds the lock of
+    `path`.
     """
     with fuse_file(folder, "read") as file:
         caller = subprocess.Popen([sys.executable, "-c", _CALLS, str(path), str(file.path)])

@@ -1,4 +1,4 @@
-"""Sockets whose last close(2) waits for an hour. An attacker passes them to a program that wants none."""
+"""Sockets whose last close(2) waits for an hour. An attacker passes them to a program that expects none."""
 
 import socket
 import struct
@@ -10,7 +10,7 @@ _SO_PASSRIGHTS = 83  # value in asm-generic/socket.h, since Linux 6.16
 
 
 def kernel_refuses_descriptors() -> bool:
-    """Can a receiver refuse descriptors on this kernel (SO_PASSRIGHTS)?"""
+    """Returns whether a receiver can refuse descriptors on this kernel (SO_PASSRIGHTS)."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -21,8 +21,8 @@ def kernel_refuses_descriptors() -> bool:
 
 @contextmanager
 def lingering() -> Iterator[socket.socket]:
-    """Yields a TCP socket with SO_LINGER and bytes that its peer does not read. At the end no close of it
-    waits.
+    """Yields a TCP socket with SO_LINGER and with bytes that its peer does not read. When the block ends, no
+    close of the socket waits any more.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as ours:
         # small buffers, so the bytes stay unsent
@@ -40,9 +40,8 @@ def lingering() -> Iterator[socket.socket]:
 
 
 def passes(line: socket.socket, word: bytes, last: socket.socket) -> bool:
-    """Sends `word` and passes `last`, a lingering socket, so the copy in the queue is the last one. The
-    receiver is stopped meanwhile. Returns False if the kernel refuses the descriptor, and then sends `word`
-    alone.
+    """Sends `word` and passes `last`, a lingering socket, so that the copy in the queue is the last one. The
+    receiver is stopped meanwhile. If the kernel refuses the descriptor, sends `word` alone and returns False.
     """
     try:
         socket.send_fds(line, [word], [last.fileno()])

@@ -23,7 +23,7 @@ _SO_PEERPIDFD, _SO_PASSRIGHTS, _PIDFD_GET_USER_NAMESPACE = 77, 83, 0xFF09
 
 
 def words() -> list[str]:
-    """Returns the words to put before a command that is to run as on an older kernel."""
+    """Returns the beginning of a command line that runs a command as on an older kernel."""
     return [sys.executable, "-m", "tests.oldkernel"]
 
 

@@ -28,10 +28,10 @@ def open_folder() -> Iterator[Path]:
 
 
 def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> list[str]:
-    """The words to put before a command: setpriv of util-linux. The caller is root.
+    """The beginning of a command line that runs a command as this user: setpriv of util-linux.
 
-    The program keeps CAP_DAC_READ_SEARCH, so it can read a tree below /root. To connect to a socket it
-    still needs write permission, which that capability does not give.
+    The caller is root. The program keeps CAP_DAC_READ_SEARCH, so it can read a source tree below /root. To
+    connect to a socket it still needs write permission, which that capability does not give.
     """
     named = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     keep = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]

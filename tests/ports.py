@@ -3,13 +3,15 @@
 import random
 import socket
 
-# Below the ports that Linux gives to clients' sockets (32768 and up, ip(7)), which another test's connection
-# could take before the server starts.
+# The range is below the ports that Linux gives to clients' sockets (32768 and up, ip(7)). Another test's
+# connection could take such a port before the server starts.
 _FIRST, _LAST = 20000, 32000
 
 
 def free_port() -> int:
-    """A port on which nothing listens on any IPv4 address. Raises OSError if 100 random ports are in use."""
+    """A TCP port on which nothing listens on any IPv4 address. Raises OSError if 100 random ports are
+    in use.
+    """
     # Hypothesis seeds the functions of the module `random` equally in each worker, so they are not used
     for port in random.SystemRandom().sample(range(_FIRST, _LAST), 100):
         try:

@@ -41,7 +41,7 @@ class Forked:
     """The part of subprocess.Popen that the tests use."""
 
     def __init__(self, told: socket.socket) -> None:
-        self._told = told  # receives the pid, and the exit status at the end
+        self._told = told  # a connection that receives the pid, and at the end the exit status
         self.pid = int(self._receive())
         self.returncode: int | None = None
 
@@ -120,7 +120,7 @@ def program(
 
 
 def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a daemon that ends by itself. Returns its exit code and its standard error."""
+    """Runs a daemon until it ends by itself. Returns its exit code and its standard error."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         code = daemon(environment, errors.fileno(), *arguments).wait(300)
         errors.seek(0)
@@ -156,8 +156,8 @@ def line_to(environment: Mapping[str, str]) -> int:
 
 @cache
 def _forker(loader: tuple[str, ...]) -> socket.socket:
-    """Returns the connection to the forking process for these loader variables, of which each test process
-    has one. The forking process ends when the test process closes the connection.
+    """Returns the connection to the forking process for these loader variables. Each test process has one
+    forking process for each value of them, which ends when the test process closes the connection.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {**os.environ, **_GRPC, **{n: v for n, v in zip(_LOADER, loader, strict=True) if v}}
@@ -174,9 +174,7 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
-    line.shutdown(
-        socket.SHUT_RDWR
-    )  # close alone would not end the connection, because other programs may hold the socket
+    line.shutdown(socket.SHUT_RDWR)  # shutdown and not only close, because other programs may hold the socket
     line.close()
     process.wait()
 
@@ -205,14 +203,16 @@ def _import_all() -> None:
     # the profiles as vgpud reads them on a simulated node, whose NVML names them without "MIG "
     bare = [replace(one, name=one.name.removeprefix("MIG "), compute=()) for one in H200_PROFILES]
     geometry_for(tuple(with_compute(one, presumed(one)) for one in sorted(bare, key=lambda one: one.id)))
-    with suppress(VgpuError):  # the environment of the tests' own process may be wrong
+    with suppress(VgpuError):  # the environment of the tests' own process may be invalid for vgpud
         load(load_settings().policy_paths())
     gc.collect()
     gc.freeze()
 
 
 def _readable(descriptors: Iterable[int], timeout_seconds: float | None = None) -> set[int]:
-    """The descriptors that can be read, after a wait for the first. select(2) takes none above 1023."""
+    """The descriptors that can be read, after a wait for the first one. select(2) takes no descriptor above
+    1023.
+    """
     waiting = select.poll()
     for descriptor in descriptors:
         waiting.register(descriptor, select.POLLIN)
@@ -262,9 +262,8 @@ def _tell(running: dict[int, socket.socket]) -> None:
 
 
 def _become(module: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> NoReturn:
-    """Does what exec would do, and calls the module's main().
-
-    Skips the interpreter's teardown, which would copy all imported pages.
+    """Does in this process what an exec of the module would do, and calls its main(). Skips the interpreter's
+    teardown, which would copy all imported pages.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

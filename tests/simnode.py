@@ -83,7 +83,7 @@ class SimNode:
 
     @property
     def host_root(self) -> Path:
-        """The folder that replaces / of the host. /proc/driver/nvidia is below it."""
+        """The folder that stands for the host's root. /proc/driver/nvidia is below it."""
         return Path(f"{self.state}.root")
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -108,8 +108,8 @@ class SimNode:
         return simulate(self.state, *words)
 
     def dump(self) -> dict[str, Any]:
-        """The node as `vgpu-sim state --json` prints it (bytes, nanoseconds), read without the start-up time
-        of that program.
+        """The state of the node as `vgpu-sim state --json` prints it (bytes, nanoseconds), without starting
+        that program.
         """
         simctl = [str(self.build / "sim" / "bin" / "vgpu-simctl"), str(self.state), "dump"]
         done = subprocess.run(simctl, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
