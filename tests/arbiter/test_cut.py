@@ -281,14 +281,10 @@ def test_100_000_hostile_handles_reach_no_channel_of_another_tenant(cut_card: Ca
         process.kill()
         process.wait()
     assert handles >= 100_000 and victim.poll() is None and cut_card.client.ready()
-    assert cut_card.arbiter is not None
-    *_, user, system = Path(f"/proc/{cut_card.arbiter.pid}/stat").read_text().split()[:15]
-    assert (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") < PROCESSOR_MAX_S
 
 
 # orders of a tenant that the driver refuses before the arbiter stops preempting it; channels of a group
 ORDERS, CHANNELS = 8, 8
-PROCESSOR_MAX_S = 3  # of the arbiter, which takes 0.06 s
 
 
 def lists_its_channels(lease: Path) -> bool:

@@ -174,7 +174,7 @@ def test_a_failed_program_of_a_measurement_leaves_no_child_process() -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         suspended_calls.run_group(["sh", "-c", script])
     child = int(failed.value.stdout)
-    eventually(lambda: (stat := read_stat(child)) is None or not stat.is_alive, "the child has ended", 20)
+    eventually(lambda: (stat := read_stat(child)) is None or not stat.is_alive, "the child has ended")
 
 
 def test_the_search_for_blocking_calls_names_calls_without_a_wrapper_that_block_or_fail() -> None:

@@ -241,7 +241,7 @@ def test_a_caller_whose_exec_does_not_end_blocks_no_socket(path: Path, tmp_path:
         assert file.asked()
         door = threading.Thread(target=serve, daemon=True)
         door.start()
-        eventually(lambda: not door.is_alive(), "the caller is identified while its exec goes on", 20)
+        eventually(lambda: not door.is_alive(), "the caller is identified while its exec goes on")
     child.kill()
     child.wait()
     assert [(caller.uid, caller.user) for caller in callers] in ([], [(USER, USER)])
