@@ -111,7 +111,9 @@ def test_impossible_amounts_of_memory_are_refused(value: int) -> None:
         (pb.AllocateRequest(selector=pb.Selector(name_glob="*" * 257)), "257"),
     ],
 )
-def test_wrong_requests_are_refused_with_their_figures(asked: pb.AllocateRequest, figure: str) -> None:
+def test_requests_with_invalid_values_are_refused_and_the_error_has_the_figures(
+    asked: pb.AllocateRequest, figure: str
+) -> None:
     error = refused(asked)
     assert error.code is ErrorCode.BAD_REQUEST
     assert figure in error.sentence

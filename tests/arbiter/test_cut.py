@@ -319,7 +319,7 @@ def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
 
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
-def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
+def test_channels_of_another_tenant_that_a_tenant_lists_are_not_disabled(cut_card: Card, word: str) -> None:
     """A tenant lists another tenant's channels as its own. The driver refuses the call, and the other tenant
     keeps running.
     """

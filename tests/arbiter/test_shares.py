@@ -206,7 +206,7 @@ def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
     )
 
 
-def test_malformed_messages_about_time_slices_are_ignored(card: Card) -> None:
+def test_random_messages_about_time_slices_do_not_change_another_tenants_share(card: Card) -> None:
     """The messages come from an unregistered process and from a registered one."""
     good = card.lease("b", HARD, 40)
     noisy = card.lease("a", HARD, 40)

@@ -77,7 +77,7 @@ INITS = [
 
 
 @pytest.mark.parametrize(("inits", "mains", "largest"), INITS)
-def test_init_containers_in_any_order_leave_each_container_its_memory(
+def test_each_container_has_its_memory_whatever_the_order_of_init_containers(
     on_policy: OnPolicy, inits: tuple[int, ...], mains: tuple[int, ...], largest: int
 ) -> None:
     def asks(gibibytes: int) -> dict[str, int]:

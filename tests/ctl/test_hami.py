@@ -47,7 +47,9 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *more
     return said.err
 
 
-def test_a_runtime_class_is_converted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_manifest_of_hami_is_converted_to_the_runtime_class_vgpu(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (pod,), notes = run(capsys, tmp_path, POD)
     assert pod["metadata"]["annotations"] == {"kept": "yes"}
     spec = pod["spec"]
@@ -66,7 +68,9 @@ def test_a_runtime_class_is_converted(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "GPU_CORE_UTILIZATION_POLICY is left out" in notes and "scheduler does not count" in notes
 
 
-def test_extended_resources_are_converted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_manifest_of_hami_is_converted_to_extended_resources_of_vgpud(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (pod,), notes = run(capsys, tmp_path, POD, "--to", "kubelet")
     container = pod["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"cpu": 4, "vgpud.io/memory-gib": 6}
@@ -79,7 +83,7 @@ WHOLE = "{name: c, resources: {limits: {nvidia.com/gpu: 1}}}"
 
 
 @pytest.mark.parametrize(("target", "asked"), [("runtime", "device"), ("kubelet", None)])
-def test_a_whole_card_is_converted(
+def test_a_whole_card_in_a_manifest_of_hami_is_converted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str, asked: str | None
 ) -> None:
     (pod,), _ = run(capsys, tmp_path, f"{{kind: Pod, spec: {{containers: [{WHOLE}]}}}}", "--to", target)
@@ -96,7 +100,7 @@ PERCENT = (
 )
 
 
-def test_a_percentage_of_memory_needs_the_size_of_the_card(
+def test_a_percentage_of_memory_in_a_manifest_of_hami_needs_the_size_of_the_card(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert "--card-memory" in refused(capsys, tmp_path, PERCENT)
@@ -113,7 +117,7 @@ def test_a_percentage_of_memory_needs_the_size_of_the_card(
         "{{kind: Service, spec: {{ports: []}}}}\n---\n{{kind: Pod, spec: {0}}}",
     ],
 )
-def test_every_kind_of_workload_is_converted(
+def test_every_kind_of_workload_in_a_manifest_of_hami_is_converted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, carrier: str
 ) -> None:
     text = carrier.format(f"{{containers: [{WHOLE}]}}")
@@ -122,7 +126,9 @@ def test_every_kind_of_workload_is_converted(
     assert "nvidia.com" not in yaml.safe_dump_all(documents)
 
 
-def test_a_manifest_without_hami_is_unchanged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_manifest_without_resources_of_hami_is_unchanged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     pod = "{kind: Pod, spec: {containers: [{name: c, resources: {limits: {cpu: 1}}}]}}"
     text = f"{pod}\n---\n{{kind: ConfigMap}}\n"
     documents, notes = run(capsys, tmp_path, text)
@@ -149,7 +155,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(
     assert said in refused(capsys, tmp_path, text)
 
 
-def test_annotations_without_a_counterpart_are_reported(
+def test_annotations_of_hami_without_a_counterpart_are_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     annotations = "{nvidia.com/nouse-gputype: T4, hami.io/gpu-scheduler-policy: spread}"

@@ -244,7 +244,7 @@ def test_a_run_without_a_command_makes_no_allocation(ctl: Ctl, daemon: Daemon) -
     assert daemon.asked == []
 
 
-def test_verbose_prints_the_allocation(ctl: Ctl) -> None:
+def test_vgpuctl_run_with_verbose_prints_the_allocation(ctl: Ctl) -> None:
     assert ctl("run", "-v", "--", "true").stderr == f"allocation a1b2c3d4 on {canned.A}\n"
 
 

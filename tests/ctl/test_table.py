@@ -56,7 +56,7 @@ def test_a_label_sends_no_control_characters_to_the_terminal() -> None:
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=6), SHAPES)
-def test_every_line_is_aligned_and_printable(
+def test_every_line_of_a_table_is_aligned_and_printable(
     rows: list[tuple[str, str, str]], right: tuple[bool, ...]
 ) -> None:
     columns = [Column(name, right=side) for name, side in zip("XYZ", right, strict=True)]

@@ -74,7 +74,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("asked", "code"), WRONG, ids=[" ".join(str(w[0]).split())[:30] for w in WRONG])
-def test_malformed_requests_of_foreign_clients_are_refused(
+def test_invalid_requests_that_other_clients_send_by_grpc_are_refused(
     node: DemoNode, asked: pb.AllocateRequest, code: ErrorCode
 ) -> None:
     with client(node) as calls, pytest.raises(VgpuError) as refused:

@@ -215,7 +215,7 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
     assert "active (tampered)" in node.ctl("ls").stdout
 
 
-def test_calls_of_an_unknown_driver_are_reported_once_for_each_allocation(
+def test_driver_functions_unknown_to_libvgpu_are_reported_once_for_each_allocation(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
     """Each allocation gets one mark for an unknown driver, however often vgpud checks, and `doctor` prints

@@ -87,7 +87,7 @@ def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> 
     assert engine(cut_node) == ("cut", "probed"), "as the next first tenant will have it"
 
 
-def test_a_driver_that_refuses_cut_selects_the_gate_with_a_reason(cut_node: DemoNode) -> None:
+def test_a_driver_that_refuses_preemption_leads_to_the_gate_engine_with_a_reason(cut_node: DemoNode) -> None:
     cut_node.start()
     sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
@@ -129,7 +129,9 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_result_of_the_pro
     assert files.verdict(device(cut_node)["uuid"]) == verdict is not None
 
 
-def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_node: DemoNode) -> None:
+def test_a_new_driver_that_refuses_preemption_leads_to_the_gate_engine_at_the_next_start(
+    cut_node: DemoNode,
+) -> None:
     """The arbiter still serves the lease. vgpud makes it read the engine again, so that the tenant's next
     program runs under engine `gate`.
     """
@@ -162,7 +164,7 @@ def test_a_new_driver_that_refuses_cut_selects_the_gate_at_the_next_start(cut_no
 
 
 @pytest.mark.parametrize("point", ["allocate.apply-mode", "allocate.choose-engine", "allocate.attach-0"])
-def test_an_allocation_cut_before_or_after_the_choice_of_the_engine_converges(
+def test_an_allocation_interrupted_before_or_after_the_choice_of_the_engine_converges(
     cut_node: DemoNode, point: str
 ) -> None:
     cut_node.start(fault_point=point)
@@ -205,7 +207,9 @@ def test_a_policy_with_an_unknown_engine_is_refused(cut_node: DemoNode) -> None:
     assert '"cuts" is not one of auto, cut, gate' in done.stderr + json.dumps(done.stdout)
 
 
-def test_a_tenant_is_marked_and_gets_the_gate_if_the_driver_begins_to_refuse_cut(cut_node: DemoNode) -> None:
+def test_a_tenant_is_marked_and_gets_the_gate_engine_if_the_driver_begins_to_refuse_preemption(
+    cut_node: DemoNode,
+) -> None:
     cut_node.start()
     tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", str(LONG)])
     eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")

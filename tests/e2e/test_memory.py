@@ -100,7 +100,9 @@ preload.memory_overcommit = 1.5
 """
 
 
-def test_an_overcommitted_tenant_gets_out_of_memory_when_the_card_is_full(make_node: NodeMaker) -> None:
+def test_an_overcommitted_tenant_gets_an_out_of_memory_error_when_the_card_is_full(
+    make_node: NodeMaker,
+) -> None:
     """The policy allows both limits, although their sum exceeds the device. The refusal of the second tenant
     is counted as "card full", and not as "limit reached".
     """

@@ -125,7 +125,7 @@ def test_a_member_of_the_group_cannot_administer(node: DemoNode) -> None:
     assert states(node) == {}
 
 
-def test_priority_is_refused_to_a_member_until_the_policy_gives_it(node: DemoNode) -> None:
+def test_a_member_of_the_group_gets_priority_only_if_the_policy_allows_it(node: DemoNode) -> None:
     """Above-normal priority needs a quota rule that allows it, because an idle tenant with priority stays on
     a device that others want and is not charged for it.
     """

@@ -121,7 +121,7 @@ def test_memory_rows_that_wait_for_a_reset_do_not_make_a_device_sick(make_node: 
 
 
 @needs("driver-580")
-def test_a_device_that_is_sick_at_the_start_takes_no_tenants_until_it_is_well(make_node: NodeMaker) -> None:
+def test_a_device_that_is_sick_at_the_start_of_vgpud_is_sick_until_its_reset(make_node: NodeMaker) -> None:
     node = make_node(policy=POLICY.format(rule="drain"))
     break_it(node)
     node.start()

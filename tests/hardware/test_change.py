@@ -52,14 +52,14 @@ def test_a_change_of_mig_mode_takes_effect_at_once(nvml: FakeNvml, gateway: Gate
     assert gateway.set_mig_mode(GPU, False) is True
 
 
-def test_mig_mode_that_needs_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_change_of_mig_mode_that_needs_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.activation = pynvml.NVML_ERROR_RESET_REQUIRED
     assert gateway.set_mig_mode(GPU, True) is False
     mig = gateway.snapshot().devices[0].mig
     assert (mig.current, mig.pending) == (False, True)
 
 
-def test_mig_mode_that_waits_for_processes_is_undone(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_change_of_mig_mode_that_waits_for_processes_is_undone(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.activation = IN_USE
     nvml.gpus[0].processes = [process(PID)]
     with pytest.raises(VgpuError) as caught:
@@ -70,7 +70,7 @@ def test_mig_mode_that_waits_for_processes_is_undone(nvml: FakeNvml, gateway: Ga
     assert (mig.current, mig.pending) == (False, False)
 
 
-def test_mig_mode_refused_by_the_call_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_change_of_mig_mode_that_nvml_refuses_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceSetMigMode"] = IN_USE
     nvml.gpus[0].processes = [process(PID), process(GONE)]
     with pytest.raises(VgpuError) as caught:
@@ -141,7 +141,7 @@ def test_no_instance_is_made_with_mig_mode_off(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("name", ["nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceGetInfo"])
-def test_a_half_made_instance_is_undone(nvml: FakeNvml, mig: Gateway, name: str) -> None:
+def test_a_half_made_gpu_instance_is_removed(nvml: FakeNvml, mig: Gateway, name: str) -> None:
     nvml.answers[name] = 23
     with pytest.raises(VgpuError):
         mig.create_gpu_instance(GPU, 19, Placement(0, 1))

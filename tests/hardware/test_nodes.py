@@ -94,7 +94,7 @@ def test_device_numbers_are_those_of_character_devices(tmp_path: Path) -> None:
     assert device_numbers(tmp_path / "absent") is None
 
 
-def test_device_nodes_have_no_major_without_proc_devices(host: FakeFilesystem) -> None:
+def test_device_nodes_have_no_major_number_if_proc_devices_is_missing(host: FakeFilesystem) -> None:
     host.remove_object("/proc/devices")
     assert [(n.major, n.minor) for n in device_nodes(DEVICE, SLICE)[4:]] == [(None, 84), (None, 85)]
 

@@ -212,7 +212,9 @@ def test_a_snapshot_survives_any_single_unsupported_call(nvml: FakeNvml, name: s
     assert [(d.uuid, d.health) for d in node.devices] == [(uuid_of(i), Health.OK) for i in range(2)]
 
 
-def test_sm_count_without_the_core_count_is_that_of_the_largest_profile(nvml: FakeNvml) -> None:
+def test_the_number_of_multiprocessors_is_that_of_the_largest_profile_if_nvml_has_no_core_count(
+    nvml: FakeNvml,
+) -> None:
     nvml.answers["nvmlDeviceGetNumGpuCores"] = 3
     assert Gateway(binding=nvml).snapshot().devices[0].sm_count == max(p[5] for p in H200_PROFILES)
 
@@ -265,7 +267,7 @@ def test_a_lost_device_does_not_take_the_identity_of_a_device_that_had_its_index
     assert [d.uuid for d in node.devices] == [uuid_of(1), "unknown-gpu-1"]
 
 
-def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_device_that_needs_a_reset_is_shown_as_failed(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.answers["nvmlDeviceGetMemoryInfo", 0] = pynvml.NVML_ERROR_RESET_REQUIRED
     device = gateway.snapshot().devices[0]
     assert device.health is Health.FAILED
@@ -319,7 +321,7 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert gateway.snapshot().devices[0] == before.devices[0]
 
 
-def test_a_driver_reload_is_followed(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_snapshots_continue_after_a_driver_reload(nvml: FakeNvml, gateway: Gateway) -> None:
     gateway.snapshot()
     nvml.inits = 0
     nvml.driver = "590.1"
@@ -379,7 +381,9 @@ def test_a_simulated_node_is_recognised_by_its_nvml_library(nvml: FakeNvml, gate
     assert gateway.snapshot().simulated
 
 
-def test_the_numa_node_is_the_kernels_if_nvml_names_none_or_several(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_the_numa_node_is_taken_from_the_kernel_if_nvml_names_none_or_several(
+    nvml: FakeNvml, tmp_path: Path
+) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:06:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text("1\n")

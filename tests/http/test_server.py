@@ -285,7 +285,7 @@ def test_a_reload_to_an_address_in_use_changes_nothing(tmp_path: Path) -> None:
     with_doors(tmp_path, policy(page=mine), work)
 
 
-def test_a_start_continues_without_an_address_in_use(tmp_path: Path) -> None:
+def test_vgpud_starts_without_an_http_address_that_is_in_use(tmp_path: Path) -> None:
     port = free_port()
 
     async def work(_: Doors) -> None:

@@ -77,7 +77,9 @@ async def leaves_nothing(node: DemoNode) -> None:
     assert list((node.run_dir / "leases").iterdir()) == []
 
 
-def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make_node: NodeMaker) -> None:
+def test_pods_with_mig_instances_or_memory_units_keep_their_devices_across_restarts_of_vgpud(
+    make_node: NodeMaker,
+) -> None:
     node = started(make_node)
 
     async def story() -> None:

@@ -40,7 +40,7 @@ def test_vgpud_registers_all_resources_again_with_a_restarted_kubelet(short: Pat
     run(story())
 
 
-def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turned: Turned) -> None:
+def test_no_allocation_is_released_while_the_kubelet_gives_no_pod_list(short: Path, turned: Turned) -> None:
     """The grace period is an hour of a clock that the test advances."""
 
     async def story() -> None:

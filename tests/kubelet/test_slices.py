@@ -347,7 +347,7 @@ def test_overcommitted_memory_is_published_and_bounded_for_each_claim() -> None:
         ("0", 0),
     ],
 )
-def test_quantities_are_printed_and_parsed(text: str, value: int) -> None:
+def test_kubernetes_quantities_are_printed_and_parsed(text: str, value: int) -> None:
     assert parse(text) == value
     assert parse(show(value)) == value
 

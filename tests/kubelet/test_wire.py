@@ -177,7 +177,7 @@ def test_kubelet_messages_match_the_published_fields(message: Message, known: by
     assert message.SerializeToString(deterministic=True) == known
 
 
-def test_kubelet_services_have_the_published_names() -> None:
+def test_the_kubelets_grpc_services_have_the_published_names_and_methods() -> None:
     names = {
         service.full_name: sorted(service.methods_by_name)
         for module in (dp, pr, registration, dra, beta)

@@ -121,7 +121,7 @@ def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> 
 
 
 @pytest.mark.parametrize("word", [b"no message", message(1, 0)], ids=["bad packet", "registration"])
-def test_lingering_sockets_that_a_tenant_passes_do_not_stop_the_arbiter(
+def test_passed_sockets_with_a_long_linger_time_do_not_stop_the_arbiter(
     any_kernel: Node, word: bytes
 ) -> None:
     """Each connection passes some sockets that the arbiter drops when it receives, and some that it drops
@@ -150,7 +150,7 @@ def test_lingering_sockets_that_a_tenant_passes_do_not_stop_the_arbiter(
 
 
 @needs("root", "fuse")
-def test_a_file_that_is_never_written_back_holds_neither_the_arbiter_nor_its_end(
+def test_a_passed_file_whose_close_hangs_delays_neither_the_arbiter_nor_its_end(
     any_kernel: Node, tmp_path: Path
 ) -> None:
     node, lease = any_kernel, any_kernel.lease()

@@ -303,7 +303,7 @@ print("fine")
 
 
 @needs("namespaces")
-def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
+def test_a_process_with_the_reused_pid_of_a_dead_tenant_is_not_taken_for_the_tenant(tmp_path: Path) -> None:
     """A process that gets the pid of the dead tenant is not treated as that tenant, whether it belongs to
     another user or to the same one.
     """

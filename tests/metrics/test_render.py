@@ -105,7 +105,7 @@ def test_an_unknown_figure_has_no_sample_instead_of_the_value_zero(text: str) ->
     assert [have["gpu_uuid"] for have, _ in found["vgpud_allocation_compute_limit_ratio"]] == [A]
 
 
-def test_a_label_of_a_tenant_cannot_break_the_text(text: str) -> None:
+def test_the_label_of_an_allocation_cannot_break_the_metrics_text(text: str) -> None:
     (info,) = [have for have, _ in samples(text)["vgpud_allocation_info"] if have["uid"] == "1000"]
     assert info["label"] == '<script>alert("1")</script>\n\\'
 

@@ -239,7 +239,7 @@ def test_compute_instances_are_written_to_mig_parted_files_and_shown_by_vgpuctl(
     assert "4/2" in listed
 
 
-def test_a_policy_makes_compute_instances_before_any_door_opens(make_node: NodeMaker) -> None:
+def test_compute_instances_of_the_policy_are_made_before_vgpud_serves(make_node: NodeMaker) -> None:
     rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["{}"]\n'
     node = make_node(policy=rule.format("1c.3g.71gb*3"))
     node.start()

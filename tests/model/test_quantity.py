@@ -256,7 +256,7 @@ def test_an_impossible_share_from_the_wire_is_refused(value: float, why: str) ->
 
 
 @given(st.integers(1, 10000))
-def test_every_share_is_unchanged_over_the_wire_and_the_lease_page(hundredths: int) -> None:
+def test_every_share_is_unchanged_as_a_float_or_a_text_that_is_read_back(hundredths: int) -> None:
     share = Percent(hundredths)
     assert Percent.from_float(share.value) == share
     assert Percent.parse(str(share)) == share

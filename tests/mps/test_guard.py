@@ -282,7 +282,7 @@ def test_cuda_is_refused_if_the_limits_cannot_be_read(node: Node, tenant: Path, 
     assert node.probe("hold", "1MiB", extra=env)[0] == REFUSED
 
 
-def test_the_guard_can_be_loaded_with_old_c_libraries(guard: Path) -> None:
+def test_the_guard_needs_no_symbol_newer_than_glibc_2_17(guard: Path) -> None:
     """ld.so skips a guard that it cannot load, with a warning only. The tenant would then run without the
     guard.
     """

@@ -43,7 +43,7 @@ def test_a_uid_without_an_account_counts_as_unknown() -> None:
     assert directory.account_of(3_999_999) == UNKNOWN
 
 
-def test_a_name_that_the_host_lacks_is_a_mistake_of_the_policy(tmp_path: Path) -> None:
+def test_a_user_name_in_the_policy_that_the_host_lacks_is_reported_as_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text('version = 1\n[[quota]]\nusers = ["root", "no-such-user"]\nmax_devices = 1\n')
     (problem,) = unknown_names(check(path), directory.has_user, directory.has_group)

@@ -42,7 +42,7 @@ def told(line: dict[str, Any], *keys: str) -> tuple[Any, ...]:
     return tuple(line.get(key) for key in keys)
 
 
-def test_a_change_names_its_caller_door_and_owner(tmp_path: Path) -> None:
+def test_the_audit_line_of_a_change_names_its_caller_door_and_owner(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         held = await w.keeper.allocate(request("r"))
@@ -116,7 +116,7 @@ def test_repeats_of_a_refused_request_are_not_counted_as_repeats_of_a_later_allo
     assert counted == [None]
 
 
-def test_an_automatic_release_names_its_reason(tmp_path: Path) -> None:
+def test_the_audit_line_of_an_automatic_release_names_its_reason(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)
         with subprocess.Popen(["sleep", "1000"]) as sleeper:

@@ -249,7 +249,7 @@ def test_a_request_is_refused_for_capacity_exactly_if_an_idle_node_could_serve_i
 
 @settings(max_examples=examples(20))
 @given(nodes(), policies(), requests(), st.randoms(use_true_random=False))
-def test_the_order_of_devices_does_not_decide(
+def test_the_order_of_the_devices_does_not_change_the_planners_choice(
     node: Node, rules: Policy, wanted: Request, random: object
 ) -> None:
     mixed = list(node.devices)

@@ -58,7 +58,7 @@ def test_strategy_pack_prefers_a_device_whose_mode_the_policy_fixes_over_a_free_
     assert taken(request(), h200_node(4), whole) == [3]
 
 
-def test_the_preferred_mode_wins_over_another_possible_mode() -> None:
+def test_a_device_in_the_preferred_mode_wins_over_one_in_another_possible_mode() -> None:
     use = {"GPU-0": used(Mode.MPS, 100 * GIB)}
     assert taken(request(memory=GIB), h200_node(2), AUTO, use) == [1]
     assert taken(request(memory=GIB, isolation=COMPUTE), h200_node(2), AUTO, use) == [0]
@@ -113,7 +113,7 @@ def test_the_devices_of_one_allocation_have_the_nearest_links() -> None:
     assert taken(request(count=2), node) == [1, 6]
 
 
-def test_nearness_by_numa_node_comes_before_links_and_links_before_packing() -> None:
+def test_of_several_devices_the_numa_node_counts_before_links_and_links_before_packing() -> None:
     node = node_of(*(h200(i) for i in range(8)), links=ring((3, 4), (5, 6)))
     use = {"GPU-0": used(Mode.PRELOAD, 90 * GIB), "GPU-1": used(Mode.PRELOAD, 90 * GIB)}
     assert taken(request(memory=GIB, count=2), node, AUTO, use) == [5, 6]

@@ -219,7 +219,7 @@ def test_small_slices_of_one_user_leave_places_on_a_device_to_others(
     assert over_quota(policy, NODE, BOB, have, small(0).slices) is None
 
 
-def test_the_bound_of_slices_for_each_user_applies_to_new_shared_slices_only() -> None:
+def test_the_bound_of_one_users_slices_on_a_device_applies_to_new_shared_slices_only() -> None:
     have = [small(number) for number in range(60)]
     assert over_quota(Policy(), NODE, ALICE, have, small(0).slices, instead_of="a7") is None
     whole = [small(number, mode=Mode.EXCLUSIVE) for number in range(60)]

@@ -68,7 +68,7 @@ def test_any_toml_is_read_as_a_policy_or_refused(folder: Path, text: str) -> Non
 
 
 @given(st.lists(LINES | st.sampled_from(HEADERS), max_size=12).map("".join))
-def test_known_keys_in_wrong_places_are_accepted_or_refused(folder: Path, text: str) -> None:
+def test_a_policy_with_known_keys_in_wrong_places_is_read_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "keys.toml", f"version = 1\n{text}".encode())
 
 

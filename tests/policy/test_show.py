@@ -142,7 +142,7 @@ POLICIES = st.builds(
 
 
 @given(POLICIES)
-def test_the_printed_effective_policy_loads_as_itself(policy: Policy) -> None:
+def test_the_printed_effective_policy_loads_as_the_same_policy(policy: Policy) -> None:
     plain: dict[str, Any] = effective(policy)
     again = Policy.model_validate(plain)
     assert effective(again) == plain

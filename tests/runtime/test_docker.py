@@ -144,7 +144,7 @@ def test_a_killed_docker_container_releases_its_slice(docker: Docker) -> None:
     left_nothing(docker.node)
 
 
-def test_docker_accepts_the_cdi_spec(docker: Docker) -> None:
+def test_docker_gives_a_container_the_slice_that_its_cdi_device_names(docker: Docker) -> None:
     held = quota(docker.node, 3)
     done = docker.run("--rm", f"--device={held.cdi_name}", command=SMI)
     assert done.stdout.strip() == "3072 MiB", done.stderr

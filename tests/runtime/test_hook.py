@@ -66,7 +66,7 @@ def test_a_container_state_without_the_pid_of_an_init_is_refused_by_the_hook(
     assert done.returncode == 1 and "cannot be watched" in done.stderr
 
 
-def test_the_container_does_not_start_if_vgpud_refuses_the_hook_bind(tmp_path: Path) -> None:
+def test_the_hook_bind_fails_if_vgpud_refuses(tmp_path: Path) -> None:
     with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"it is gone (E301)")]) as door:
         done = hook(door.run_dir, '{"pid": 1}', "bind", "a1")
     assert done.returncode == 1 and done.stderr == "vgpu-hook: it is gone (E301)\n"

@@ -163,7 +163,9 @@ def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
     made.clear()
 
 
-def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
+def test_podman_gives_a_container_the_slice_that_its_cdi_device_names(
+    by_cdi: Podman, shared_node: DemoNode
+) -> None:
     held = quota(shared_node, 3)
     by_cdi.link()  # type: ignore[attr-defined]
     done = by_cdi.run(f"--device={held.cdi_name}", command=f"{SMI}; cat /etc/ld.so.preload")

@@ -113,7 +113,7 @@ def test_only_root_can_force_a_release(live: Live, tenant: Client, admin: Client
     assert live.keeper.forced == [False, True]
 
 
-def test_an_empty_request_id_is_generated(live: Live, tenant: Client) -> None:
+def test_vgpud_generates_a_request_id_if_a_request_has_none(live: Live, tenant: Client) -> None:
     ids = {tenant.allocate(pb.AllocateRequest()).request_id for _ in range(2)}
     assert len(ids) == 2
     assert all(ids)

@@ -306,7 +306,7 @@ def test_a_user_that_connects_repeatedly_delays_no_connection_of_another(
 
 
 @needs("root")
-def test_users_whose_connections_fill_the_queue_of_arrivals_keep_no_other_user_out(
+def test_users_whose_waiting_connections_reach_their_maximum_keep_no_other_user_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live = Live(ConnectionLimits(arrivals=4, arrivals_per_user=2))

@@ -322,7 +322,7 @@ def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_
 
 
 @needs("root", "fuse")
-def test_a_message_whose_receive_waits_holds_no_turn_of_other_users(tmp_path: Path) -> None:
+def test_a_message_whose_receive_hangs_delays_no_messages_of_other_users(tmp_path: Path) -> None:
     """An attack: the kernel closes a second descriptor before the process that receives it can answer."""
     pace = Pace(0.0)
 
@@ -674,7 +674,7 @@ def test_the_helper_process_that_receives_a_users_descriptor_starts_in_the_users
 
 @needs("root")
 @pytest.mark.parametrize("owner_uid", [0, 4242])
-def test_a_user_can_name_only_a_control_group_that_is_delegated_to_it(
+def test_the_control_group_of_a_users_container_counts_only_if_it_is_delegated_to_the_user(
     open_folder: Path, owner_uid: int
 ) -> None:
     """An attack: the user's process is in the group of a service, beside processes of root. All processes of

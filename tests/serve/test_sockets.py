@@ -191,20 +191,20 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
         yield Kept(tmp_path / "s", stack)
 
 
-def test_what_a_killed_keeper_held_is_held_by_another_one(kept: Kept) -> None:
+def test_a_new_keeper_holds_the_sockets_that_a_killed_keeper_held(kept: Kept) -> None:
     kept.kill()
     renew_ended_keeper()
     eventually(lambda: bool(keepers_of(kept.listener, kept.connection)))
 
 
-def test_a_connection_is_closed_by_a_keeper_after_the_former_one_was_killed(kept: Kept) -> None:
+def test_a_new_keeper_closes_a_connection_after_the_former_keeper_was_killed(kept: Kept) -> None:
     kept.kill()
     kept.connection.close()
     eventually(lambda: bool(keepers_of(kept.listener)))
     assert kept.caller.recv(1) == b""
 
 
-def test_a_keeper_that_reads_no_messages_is_left_and_ends_no_connection(kept: Kept) -> None:
+def test_a_keeper_that_reads_no_messages_is_replaced_and_its_connections_stay_open(kept: Kept) -> None:
     """A killed keeper does not end while a close waits in it: it keeps the line open, as one that is
     stopped.
     """

@@ -137,7 +137,7 @@ def test_channels_end_with_their_context_and_forty_contexts_have_forty_channel_g
     assert entry(node, pid)[1]["channels"] == 8
 
 
-def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
+def test_a_kernel_preempted_by_disabling_its_channels_resumes_without_loss(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
@@ -192,7 +192,7 @@ def test_work_submitted_to_disabled_channels_waits(node: SimNode, tenant: Tenant
     assert tenant.say("sync") == "ok"
 
 
-def test_channels_of_a_stopped_process_are_disabled_and_enabled(
+def test_channels_of_a_stopped_process_can_be_disabled_and_enabled(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid

@@ -17,7 +17,7 @@ def sim(node: DemoNode, *words: str) -> None:
     subprocess.run([str(BUILD / "bin/vgpu-sim"), *words], env=node.environment, check=True, timeout=300)
 
 
-def test_vgpud_reports_a_simulated_node(node: DemoNode) -> None:
+def test_vgpud_reports_that_its_node_is_simulated(node: DemoNode) -> None:
     node.start()
     assert node.ctl("status").stdout.splitlines()[0] == "SIMULATED: no real GPU is behind this daemon"
     assert node.ctl_json("status")["simulated"] is True

@@ -161,7 +161,9 @@ def test_a_helper_that_ends_on_sigterm_may_clean_up(units: ChildUnits, tmp_path:
     assert cleaned.exists()
 
 
-def test_a_reused_pid_is_not_taken_for_the_helper(units: ChildUnits, tmp_path: Path) -> None:
+def test_a_process_with_the_reused_pid_of_a_helper_is_not_taken_for_the_helper(
+    units: ChildUnits, tmp_path: Path
+) -> None:
     with subprocess.Popen(SLEEP) as stranger:
         line = Path(f"/proc/{stranger.pid}/stat").read_text()
         fields = line.split()
