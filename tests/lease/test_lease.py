@@ -1,6 +1,7 @@
 """The room vgpud/lease alone: files, the sequence lock, hostile figures."""
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -176,6 +177,18 @@ def test_a_symbolic_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> 
     with pytest.raises(VgpuError):
         asyncio.run(remove_lease(tmp_path / "leases", "a1"))
     assert (tmp_path / "other" / "file").exists()
+
+
+def test_a_full_file_system_of_leases_is_reported_with_the_files_that_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("vgpud.lease.pages.os.ftruncate", full)
+    with pytest.raises(VgpuError, match="no space left on device") as refused:
+        write_lease(tmp_path, "a1", DEVICES, UID, GID)
+    assert "lsof +L1" in refused.value.hint
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])

@@ -72,13 +72,17 @@ class Limits:
 
 
 def lease_failed(what: str, error: OSError) -> VgpuError:
-    held = error.errno in (errno.EAGAIN, errno.EBUSY)
+    held = "a process of the tenant holds it in the kernel: try again in a minute, or end that process"
+    hints = {
+        errno.EAGAIN: held,
+        errno.EBUSY: held,
+        errno.ENOSPC: "release the allocation whose usage file has extended attributes (getfattr), and end "
+        "the programs that keep removed files open (lsof +L1)",
+    }
     return VgpuError(
         ErrorCode.LEASE_FAILED,
         f"cannot {what}: {os.strerror(error.errno or 0).lower()}",
-        "a process of the tenant holds it in the kernel: try again in a minute, or end that process"
-        if held
-        else "check that the run directory is on a writable tmpfs",
+        hints.get(error.errno or 0, "check that the run directory is on a writable tmpfs"),
     )
 
 
