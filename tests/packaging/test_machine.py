@@ -228,6 +228,7 @@ def test_what_a_tenant_writes_to_its_usage_file_uses_up_nothing_of_run(machine: 
     after = int(machine.shell(free))
     ctl(machine, "release", allocation)
     assert after > before - 10_000
+    assert machine.shell("findmnt -n -o FSROOT /run/vgpud/leases") == "/leases"
 
 
 def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:

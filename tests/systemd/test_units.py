@@ -73,9 +73,12 @@ def test_systemd_makes_every_socket_before_the_daemon_starts_and_passes_it_on() 
 
 def test_leases_have_a_file_system_of_their_own_with_bounds() -> None:
     """An attack: by blocks or extended attributes of its `usage` a tenant used up all of /run."""
-    unit = "run-vgpud-leases.mount"
+    unit, tenants = "run-vgpud-leases.mount", "run-vgpud-tenants.mount"
     assert words(unit, "Where") == ["/run/vgpud/leases"]
-    (options,) = words(unit, "Options")
+    # a process's mountinfo has the path within the file system, by which it belongs to a lease
+    assert words(unit, "What") == [f"{words(tenants, 'Where')[0]}/leases"]
+    assert tenants in words(unit, "Requires")
+    (options,) = words(tenants, "Options")
     assert {option.partition("=")[0] for option in options.split(",")} >= {
         "nosuid",
         "nodev",
