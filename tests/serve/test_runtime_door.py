@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from structlog.testing import capture_logs
 from tests.clock import until
 from tests.conditions import needs
 from tests.fusefile import fuse_file, never_written_back
+from tests.lingering import lingering
 from tests.native.harness import ARBITER
 from tests.otheruser import open_folder
 from vgpud.inject.hooks import HookProgram
@@ -307,7 +310,7 @@ def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_
         with never_written_back(tmp_path / "mount", 8) as (sockets, _):
             for one in sockets:
                 assert await process_of(7, one.detach()) is None
-            with pytest.raises(ConnectionAbortedError):
+            with pytest.raises(VgpuError, match="uid 7 has 8 messages"):
                 await process_of(7, itself())
             for user in (8, 0):
                 process = await process_of(user, itself())
@@ -347,6 +350,27 @@ def test_a_message_whose_receive_hangs_delays_no_messages_of_other_users(tmp_pat
         with pytest.raises(ConnectionAbortedError):
             await tasks[0]
         await until(lambda: not any(map(runtime_wire._receivers.taken_by, (7, 8))))
+        os.close(own)
+
+    asyncio.run(attack())
+
+
+def test_a_receive_that_a_lingering_socket_delays_ends_with_its_message() -> None:
+    """An attack: eight users with eight such messages each kept all others from receiving a descriptor."""
+
+    async def attack() -> None:
+        own = os.pidfd_open(os.getpid())
+        ours, theirs = socket.socketpair()
+        with ours, theirs, lingering() as second:
+            ours.setblocking(False)
+            socket.send_fds(theirs, [REQUEST.pack(MAGIC, Verb.BIND, 0, 0, 0)], [own, own, second.fileno()])
+            second.close()
+            task = asyncio.ensure_future(receive(ours, 7))
+            await until(lambda: fcntl.ioctl(ours, termios.FIONREAD, bytes(4)) == bytes(4))
+            assert runtime_wire._receivers.taken_by(7) == 1
+            task.cancel()  # as the deadline of the message does
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: not runtime_wire._receivers.taken_by(7))
         os.close(own)
 
     asyncio.run(attack())

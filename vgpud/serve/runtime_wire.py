@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import struct
+import subprocess
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,7 +55,7 @@ class Message:
 
 async def receive(connection: socket.socket, user: int, pace: Pace | None = None) -> Message:
     """Receives a message of `user`. If a descriptor comes with it, the time of the receiver process is
-    charged to `pace`. Raises VgpuError(BAD_REQUEST), or OSError if the peer disconnects.
+    charged to `pace`. Raises VgpuError(BAD_REQUEST or NO_CAPACITY), or OSError if the peer disconnects.
     """
     head, process = await _head(connection, user, pace)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
@@ -79,13 +80,16 @@ async def _head(
     async with nullcontext() if pace is None else pace.turn(user):
         began = clock.now()
         try:
-            answering = _receiver(connection, user)
+            receiver, answering = _receiver(connection, user)
         finally:
             if pace is not None:
                 pace.took(clock.now() - began)
     with answering:  # not within the turn: the caller decides how long this receive takes
-        await _readable(answering)
-        head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+        try:
+            await _readable(answering)
+            head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+        finally:
+            receiver.kill()  # ends its close of a socket that lingers
     process = None
     for pidfd in pidfds:
         process = passed_process(pidfd)
@@ -95,13 +99,14 @@ async def _head(
     return head + await _exactly(connection, REQUEST.size - len(head)), process
 
 
-def _receiver(connection: socket.socket, user: int) -> socket.socket:
+def _receiver(connection: socket.socket, user: int) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Starts a process that receives a message with a descriptor, whose close may wait for the peer
-    (native/arbiter/receiver.h). Returns the socket on which it passes on the bytes, and the descriptor if
-    that is a pidfd. Raises OSError.
+    (native/arbiter/receiver.h). Returns it, and the socket on which it passes on the bytes, and the
+    descriptor if that is a pidfd. Raises OSError, or VgpuError(NO_CAPACITY) if too many run.
     """
     if not _receivers.take(user):
-        raise ConnectionAbortedError("too many messages with descriptors")
+        have = f"{_receivers.taken_by(user)} messages with descriptors being received, of {_receivers.taken}"
+        raise VgpuError(ErrorCode.NO_CAPACITY, f"uid {user} has {have} in all", "try again in a moment")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     words = ["vgpu-receiver", "--receive", str(REQUEST.size)]
@@ -122,7 +127,7 @@ def _receiver(connection: socket.socket, user: int) -> socket.socket:
         _receivers.give_back(user)
 
     loop.add_reader(pidfd, ended)
-    return ours
+    return process, ours
 
 
 async def _readable(connection: socket.socket) -> None:
