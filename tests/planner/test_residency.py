@@ -309,9 +309,7 @@ def test_one_plan_suspends_a_tenant_and_resumes_another_in_its_place() -> None:
 @settings(max_examples=examples(40))
 @given(lives_of(turns=False))
 def test_suspensions_of_one_tenant_are_at_least_its_idle_and_residence_time_apart(lives: list[Life]) -> None:
-    """No pattern of work makes tenants thrash: two suspensions of one tenant are at least its idle time and
-    its minimum residence apart.
-    """
+    """Tenants do not thrash, whatever their pattern of work."""
     for life in lives:
         life.size = 100 // len(lives)
     live(lives, 400, begin_away=False)
@@ -375,8 +373,8 @@ def test_every_residency_plan_is_consistent(tenants: list[Tenant]) -> None:
 
 
 def test_notebooks_with_twice_the_memory_of_their_card_have_a_short_median_wait() -> None:
-    """24 tenants of 12 GiB on a device of 141 GiB: more than half of their memory is on the host, and the
-    median wait is short.
+    """24 tenants of 12 GiB share a device of 141 GiB. More than half of their memory is on the host on
+    average, and the median wait is short.
     """
     traces = notebooks(24, 0.3, 7)
     found = replay(traces, Rules(idle_seconds=600), 0.3)

@@ -72,8 +72,8 @@ def test_a_resize_to_no_size_or_of_a_slice_on_an_unknown_device_is_an_error() ->
 
 
 def test_a_resize_counts_the_policys_overcommit() -> None:
-    """With an overcommitment of 1.5 the sum may exceed the device by half, but a single tenant gets at most
-    the whole device.
+    """With an overcommitment of 1.5 the sum of limits may exceed the device by half, but a single tenant gets
+    at most the whole device.
     """
     half_more = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
     room = H200_USABLE * 150 // 100 - 100 * GIB
@@ -89,9 +89,7 @@ def test_a_resize_counts_the_policys_overcommit() -> None:
 
 
 def test_a_resize_to_a_smaller_size_is_always_possible() -> None:
-    """A resize to a smaller size is always possible, even if the policy allowed more when the other tenants
-    started.
-    """
+    """This holds even if the policy allowed more when the other tenants started."""
     crowded = use_of([MINE, OTHER, replace(OTHER, id="c")])
     made = resize_slices(MINE, 3 * GIB, None, NODE, crowded, AUTO)
     assert {piece.memory_bytes for piece in made} == {3 * GIB}

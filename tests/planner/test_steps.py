@@ -1,4 +1,4 @@
-"""The order of steps, and which devices change mode."""
+"""The order of the steps of a plan, and the devices whose mode a plan changes."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,6 @@
-"""When a tenant may be suspended and resumed: modes, host memory, device memory."""
+"""The conditions under which a tenant may be suspended and resumed: mode, driver, host memory, device
+memory.
+"""
 
 from dataclasses import replace
 
@@ -76,7 +78,8 @@ def test_a_suspension_needs_free_host_memory(wanted: int, held: int, limit: int 
             {MEASURED_KIND: 5, "managed": 3, "pools": 2, "physical memory": 1, "small allocations": 1},
         ),
         (5, 0, (0, 0, 0, 0), {MEASURED_KIND: 5}),
-        (4, -2, (0, 9, 0, 9), {"pools": 9, "graphs": 9}),  # the false figures that a tenant has written
+        # the tenant has written false figures into its lease
+        (4, -2, (0, 9, 0, 9), {"pools": 9, "graphs": 9}),
         (0, 0, (0, 0, 0, 0), {}),
     ],
 )

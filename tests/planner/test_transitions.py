@@ -117,7 +117,9 @@ def test_after_each_step_of_a_change_of_layout_the_mig_layout_is_legal(data: st.
 
 
 def test_a_mig_layout_is_found_whenever_there_is_one() -> None:
-    """10 000 random lists of profiles: a layout is found exactly if brute force over placements finds one."""
+    """10 000 random lists of profiles: the planner finds a layout exactly if brute force over placements
+    finds one.
+    """
     geometry = geometry_for(H200_PROFILES)
     draw = random.Random(20261120)
     ids = [p.id for p in H200_PROFILES]
@@ -136,10 +138,10 @@ def test_a_mig_layout_is_found_whenever_there_is_one() -> None:
 
 @cache
 def packs(wanted: tuple[int, ...]) -> bool:
-    """Tries every combination of places until one is legal as a whole."""
+    """Returns whether the profiles fit, by trying every combination of places."""
     by_id = {p.id: p for p in H200_PROFILES}
     if sum(by_id[number].placements[0].size for number in wanted) > 8:
-        return False  # the list needs more memory slices than the device has
+        return False  # the profiles need more memory slices than the device has
     choices: list[State] = [frozenset()]
     for number, times in Counter(wanted).items():
         places = [(number, place) for place in by_id[number].placements]

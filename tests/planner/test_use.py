@@ -57,8 +57,8 @@ def test_a_mig_slice_is_removed_from_the_use_by_its_placement_and_not_by_its_ids
 
 
 def test_a_whole_card_counts_as_free_while_its_tenant_is_suspended_or_released() -> None:
-    """A tenant on a whole device has left it for a time (suspended) or for good (releasing). The device
-    counts as free, and a start counts both before it finishes the release.
+    """The tenant has left the device for a time (suspended) or for good (releasing). A start of vgpud counts
+    allocations of both kinds before it finishes the release.
     """
     card, other = Slice("GPU-0", Mode.EXCLUSIVE, GIB), Slice("GPU-0", Mode.PRELOAD, GIB)
     beside = Allocation("b", request(), State.ACTIVE, (other,))

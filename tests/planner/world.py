@@ -1,4 +1,4 @@
-"""A small model of vgpud's state outside of the ledger, which plans and faults change step by step."""
+"""A small model of the node outside of vgpud's ledger. Plans and faults change it step by step."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ def place_of(piece: Slice) -> InstancePlace:
 
 @dataclass
 class World:
-    """The ledger, the parts that exist, and what is lost."""
+    """The model: the ledger, the parts of allocations that exist, and the devices that are lost."""
 
     ledger: dict[str, Allocation] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)
