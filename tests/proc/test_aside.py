@@ -1,5 +1,5 @@
-"""Queries about processes that block in the kernel: their answers reach the right caller, and the number of
-waiting queries is bounded.
+"""Queries about processes that may block in the kernel. Their answers reach the right caller, and the number
+of waiting queries is bounded.
 """
 
 import errno
@@ -48,7 +48,7 @@ class Held:
         return ask
 
     def is_refused(self, aside: Aside, pid: int, answer: str) -> bool:
-        """Returns whether the query is refused, at once or after it was abandoned."""
+        """Returns whether the query is refused, either at once or because it was abandoned after a wait."""
         with pytest.raises(OSError) as refused:
             aside.ask(pid, self.question(answer), self.answered.append)
         return refused.value.errno == errno.EBUSY

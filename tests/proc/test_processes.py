@@ -1,4 +1,4 @@
-"""Processes are distinguished by their start time; processes that end."""
+"""Processes are distinguished by their start time, and their end is recognised."""
 
 import os
 import subprocess
@@ -100,9 +100,7 @@ def pids_of_session(session: int) -> set[int]:
 
 @needs("root", "fuse")
 def test_a_process_whose_exec_hangs_delays_no_query_about_other_processes(tmp_path: Path) -> None:
-    """An attack: an exec closes a file of the user's own file system, which does not answer. Queries about
-    other processes are not delayed.
-    """
+    """An attack: an exec closes a file of the user's own file system, which does not answer."""
     with fuse_file(tmp_path / "mount", "flush") as file:
         words = [sys.executable, "-c", EXECS, str(file.path), "0"]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
