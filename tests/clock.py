@@ -92,7 +92,7 @@ def outside() -> Iterator[None]:
 
 
 class Gate:
-    """A gate at which a thread of the executor waits until the test opens it. The simulated clock runs
+    """A gate at which a thread of the executor waits until the test opens it. The simulated clock goes on
     meanwhile.
     """
 

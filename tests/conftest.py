@@ -54,9 +54,9 @@ NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 
 def children_start_with_default_signals() -> None:
-    """Exec keeps ignored signals: under nohup, a shell's `&` and some CI systems every program of a test
-    would ignore SIGINT. Here a handler that does nothing replaces the ignored state, because exec resets
-    handlers to the default.
+    """An exec keeps ignored signals: under nohup, a shell's `&` and some CI systems every program of a test
+    would ignore SIGINT. So ignored signals get a handler that does nothing, because an exec resets handlers
+    to the default.
     """
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
