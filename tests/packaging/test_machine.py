@@ -83,7 +83,7 @@ class Tenants:
         return pids, helpers, allocations(self.machine)
 
     def probe_pid(self, unit: str) -> str:
-        """The program's process, a child of the process that put it on the simulated node."""
+        """The pid of the unit's program, a child of the process that enters the simulated node."""
         outer = self.machine.unit(f"{unit}.service", "MainPID")
         return self.machine.shell(f"cat /proc/{outer}/task/{outer}/children")
 

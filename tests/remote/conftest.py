@@ -17,7 +17,7 @@ def remote(make_node: NodeMaker) -> Iterator[RemoteNode]:  # noqa: F811
 
 @pytest.fixture
 def short(make_node: NodeMaker) -> Iterator[RemoteNode]:  # noqa: F811
-    """A node that keeps the session of a client that has disconnected for a tenth of a second."""
+    """A node on which the session of a disconnected client ends after a tenth of a second."""
     made = RemoteNode(make_node(), 'grace = "100ms"\nmax_sessions_per_user = 2')
     yield made
     made.close()
