@@ -129,7 +129,7 @@ def browser() -> str | None:
 
 
 CONDITIONS: dict[str, Condition] = {
-    # permissions of the kernel or the user; the first tier may skip only for these
+    # permissions of the kernel or the user: the only conditions for which the first tier may skip tests
     "root": Condition("becoming other users, giving files away, mounts", "run it as root", look=_not_root),
     "namespaces": Condition(
         "mounts, pids and clocks of a test's own",

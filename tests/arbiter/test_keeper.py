@@ -114,7 +114,7 @@ def test_a_passed_file_behind_other_bytes_is_closed_on_the_thread_of_its_user(
 
 
 def test_a_keeper_that_its_holder_gives_up_closes_its_copies_and_ends_no_connection() -> None:
-    """Its holder goes on, and has another keeper."""
+    """The holder of the keeper goes on, and has another keeper."""
     keeper = Keeper()
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -34,7 +34,7 @@ WANT, DONE = 4, 5
 
 @pytest.mark.parametrize("mode", ["plain", "green", "callbacks"])
 def test_a_lone_hard_tenant_is_held_to_its_share(card: Card, mode: str) -> None:
-    """This also holds for green contexts, and for kernels with host functions behind them."""
+    """The share also bounds green contexts, and kernels with host functions behind them."""
     lease = card.lease("a", HARD, 25)
     card.spin(lease, LONG, "--mode", mode)
     is_held_to(lease, 25)

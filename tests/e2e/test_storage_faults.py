@@ -169,7 +169,7 @@ def unharmed(node: DemoNode, before: dict[str, str]) -> None:
 def test_foreign_files_in_the_lease_directory_are_neither_read_nor_followed(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
-    """This holds at the start of vgpud and while it runs."""
+    """vgpud ignores foreign files both at its start and while it runs."""
     node = make_node()
     node.start()
     held = quota(node)

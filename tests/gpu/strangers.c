@@ -251,7 +251,7 @@ static void try_closefrom(char **arguments)
     begin();
     NEED(close_all(folder) > 0);
     for (int i = 0; i < 8; i++) {
-        close_all(folder); /* libvgpu's thread may not have opened them again yet */
+        close_all(folder); /* libvgpu's thread may open its files again only later */
         /* the program opens its own file at a number that libvgpu has used or will use */
         NEED(folder != NULL || takes_three());
         work();

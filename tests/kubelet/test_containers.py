@@ -418,8 +418,8 @@ def test_a_kubelet_that_lost_its_checkpoint_cannot_give_away_a_running_container
 def test_after_a_kill_of_the_kubelet_in_an_admission_each_pod_gets_its_own_limit(
     short: Path, common: int
 ) -> None:
-    """The ids were given out by the killed kubelet, and are missing in its checkpoint. The new kubelet admits
-    the pods again, and each gets what it asks for, not the sum.
+    """The killed kubelet gave out device ids that are missing in its checkpoint. The new kubelet admits the
+    pods again, and each pod gets what it asks for, not the sum.
     """
 
     async def story() -> None:

@@ -113,7 +113,7 @@ def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Pa
             assert old.cdi_devices != new.cdi_devices
             assert gib(node) == [4]
             node.kubelet.end("a/new")
-            # a third pod gets some of the ids before a list of the kubelet has had it
+            # a third pod gets some of the ids before it is in a list of the kubelet
             await node.kubelet.admit("a/third", UNITS, 2, among=lambda name: name in ids)
             assert gib(node) == [2]
 

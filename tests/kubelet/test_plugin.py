@@ -296,7 +296,7 @@ def test_allocations_of_ended_pods_are_released_after_the_last_resource_is_remov
 
 
 def test_a_pod_that_fits_no_card_fails_once_and_then_waits(short: Path, turned: Turned) -> None:
-    """Its controller recreates a failed pod at once. Without the wait one pod after the other would fail."""
+    """A controller recreates its failed pod at once. Without the wait one pod after the other would fail."""
 
     async def story() -> None:
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:

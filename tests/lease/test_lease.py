@@ -179,7 +179,7 @@ def test_a_symbolic_link_in_place_of_a_lease_is_not_followed(tmp_path: Path) -> 
     assert (tmp_path / "other" / "file").exists()
 
 
-def test_a_full_file_system_of_leases_is_reported_with_the_files_that_fill_it(
+def test_the_error_for_a_full_lease_file_system_says_what_may_fill_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, size: int) -> None:

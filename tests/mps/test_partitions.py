@@ -92,8 +92,8 @@ def test_static_partitions_are_there_again_after_a_restart_of_the_mps_daemon_or_
 def test_an_mps_daemon_without_partitions_finds_no_partition_names_of_an_earlier_daemon(
     node: DemoNode,
 ) -> None:
-    """The other daemon could give the same partition names to other tenants. Here the policy has changed,
-    too.
+    """A new MPS daemon may give the partition names of an earlier one to other tenants. Here the policy has
+    changed, too.
     """
     held = share(node, 2, 50)
     assert sms(node, held) == 64 and name_file(held).exists()

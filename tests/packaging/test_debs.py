@@ -211,7 +211,7 @@ def test_no_maintainer_script_stops_units_that_tenants_need(debs: Path, unit: st
 
 @needs("debhelper")
 def test_the_hooks_of_container_runtimes_and_slurm_are_installed(debs: Path) -> None:
-    """They are under the paths that CDI specs and the manuals name."""
+    """The hooks are under the paths that CDI specs and the manuals name."""
     found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}
     wanted = ["/usr/lib/vgpud/vgpu-hook", "/usr/bin/vgpu-runtime"]
     wanted += [

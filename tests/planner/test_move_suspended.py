@@ -55,7 +55,7 @@ ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])),
 def test_the_device_map_of_a_restore_names_every_visible_card_once(
     places: list[tuple[int, int]], seen: set[str]
 ) -> None:
-    """This holds however often the slices were moved since the save."""
+    """The map is complete however often the slices were moved since the save."""
     first = [UUIDS[i] for i in places[0]]
     last = [UUIDS[i] for i in places[-1]]
     there = device_map(first, last, seen)

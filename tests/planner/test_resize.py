@@ -89,7 +89,7 @@ def test_a_resize_counts_the_policys_overcommit() -> None:
 
 
 def test_a_resize_to_a_smaller_size_is_always_possible() -> None:
-    """This holds even if the policy allowed more when the other tenants started."""
+    """Smaller slices fit even if the policy allowed more when the other tenants started."""
     crowded = use_of([MINE, OTHER, replace(OTHER, id="c")])
     made = resize_slices(MINE, 3 * GIB, None, NODE, crowded, AUTO)
     assert {piece.memory_bytes for piece in made} == {3 * GIB}

@@ -61,7 +61,7 @@ def test_a_match_covers_a_device_if_all_its_keys_agree(match: Match, covers: boo
         (Match(name="NVIDIA H?00"), Match(name="NVIDIA H*00"), False),
         (Match(name="N[*]"), Match(name="N*"), False),
         (Match(name="N*]"), Match(name="N[ab]"), False),
-        # the second rule is in fact hidden, but this is not reported
+        # the first rule hides the second one, but the check does not find it
         (Match(name="*"), Match(index=(1,)), False),
         (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_min="20GiB")), True),
         (Match(**sizes(memory_min="20GiB")), Match(**sizes(memory_min="10GiB")), False),

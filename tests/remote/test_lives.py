@@ -113,7 +113,9 @@ def test_a_session_goes_on_while_the_file_of_grants_cannot_be_read(remote: Remot
     until(lambda: "remote_grants_not_read" in remote.log.read_text())
     refused = ended(remote.client("x" + token[1:], "--memory", "1GiB"))
     assert refused.startswith("vgpuctl: the node cannot read its grants (E706)\nhint: see the journal of ")
-    assert FILE not in refused  # this answer needs no valid token, so it must not name a file
+    assert (
+        FILE not in refused
+    )  # a client without a valid token gets this answer, too, so it must not name a file
     assert f"{FILE} cannot be used: expecting" in remote.log.read_text()
     assert say(client, "echo still") == "still"
     assert len(remote.held()) == 1

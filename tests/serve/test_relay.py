@@ -167,7 +167,7 @@ def test_the_relay_never_uses_a_peer_name_twice() -> None:
 
 
 def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
-    """Both directions carry far more data than the sockets hold. The relay buffers only a little of it."""
+    """Each direction carries far more data than the sockets hold. The relay buffers only a little of it."""
 
     async def carry() -> tuple[bool, int]:
         loop = asyncio.get_running_loop()

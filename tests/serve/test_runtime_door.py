@@ -355,7 +355,7 @@ def test_a_message_whose_receive_hangs_delays_no_messages_of_other_users(tmp_pat
     asyncio.run(attack())
 
 
-def test_a_receive_that_a_lingering_socket_delays_ends_with_its_message() -> None:
+def test_the_receiver_of_a_cancelled_message_ends_although_a_lingering_socket_delays_it() -> None:
     """An attack: eight users with eight such messages each kept all others from receiving a descriptor."""
 
     async def attack() -> None:

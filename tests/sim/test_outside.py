@@ -125,7 +125,7 @@ def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str)
     assert "2g.35gb" in run(branch, node, "mig -lci").stdout
     refused = run(branch, node, "mig -i 0 -cgi 0", check=False)
     assert refused.returncode != 0 and "Insufficient Resources" in refused.stdout
-    # the GPU instances still have compute instances, so this fails
+    # GPU instances that have compute instances cannot be destroyed
     assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0
     run(branch, node, "mig -i 0 -dci")
     run(branch, node, "mig -i 0 -dgi")

@@ -54,10 +54,12 @@ def test_each_unit_bounds_the_number_of_its_journal_lines(unit: str) -> None:
     assert 100 <= int(burst) <= 5000
 
 
-def test_systemd_makes_every_socket_before_the_daemon_starts_and_passes_it_on() -> None:
+def test_systemd_makes_every_socket_of_the_daemon_before_its_start_and_passes_it_on() -> None:
     """While vgpud restarts, a connection waits if systemd holds the socket, and is refused otherwise."""
     every = {path.name for path in UNITS.glob("*.socket")}
-    sockets = every - {"vgpud-remote-session.socket"}  # systemd starts a process for each of its connections
+    sockets = every - {
+        "vgpud-remote-session.socket"
+    }  # systemd starts a process for each connection of this socket
     assert len(sockets) == 4
     for key in ("Wants", "After", "Sockets"):
         assert {word for word in words("vgpud.service", key) if word.endswith(".socket")} == sockets

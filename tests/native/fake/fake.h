@@ -23,7 +23,7 @@ int fake_no_context(void); /* CUDA_SUCCESS if the thread has a context */
     if (fake_no_context() != CUDA_SUCCESS) \
         return (CUresult)fake_no_context();
 
-/* These functions count a device's bytes in use. The caller holds the mutex. */
+/* Three functions that count a device's bytes in use. The caller holds the mutex. */
 void fake_count(int device, uint64_t bytes);
 void fake_uncount(int device, uint64_t bytes);
 bool fake_has_room(int device, uint64_t bytes);

@@ -457,7 +457,7 @@ int main(int argc, char **argv)
         if (next != SCHED_NEVER && next < now + passes) /* the scheduler's timer is due */
             passes = next > now ? next - now : 1;
         now += passes;
-        if (dice(5000) == 0) /* as if the machine was suspended, or its clock set forward */
+        if (dice(5000) == 0) /* the clock jumps, as after a suspension of the machine */
             now += dice(48) * 3600000000000;
         sched_run(now);
         check_exclusive();
