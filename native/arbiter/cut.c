@@ -460,25 +460,31 @@ static bool is_shared(const struct sched_entity *mine)
     return false;
 }
 
-static struct channels_load read_load(const struct lease *lease)
+/*
+ * Adds up the samples of the processes that use the device. The ranks of a gang use one device each: the sum of all
+ * would make the load look as many times higher. A process of several devices counts its groups on all of them; they
+ * are taken for equally many on each.
+ */
+static struct channels_load read_load(const struct lease *lease, uint32_t ordinal)
 {
     struct channels_load sum = {0};
-    for (const struct process *p = lease->processes; p != NULL; p = p->next) {
+    for (const struct connection *c = lease->connections; c != NULL; c = c->next) {
+        uint32_t used = (uint32_t)__builtin_popcount(c->member.devices);
         struct channels_load one;
-        if (!channels_load(lease->usage_fd, p->slot, &one))
+        if (!c->joined || (c->member.devices >> ordinal & 1) == 0 || !channels_load(lease->usage_fd, c->slot, &one))
             continue;
         sum.sampled_ms += one.sampled_ms;
         sum.busy_ms += one.busy_ms;
-        sum.groups += one.groups;
+        sum.groups += (one.groups + used - 1) / used;
     }
     return sum;
 }
 
-static uint32_t members_with_work(const struct sched_tenant *tenant)
+static uint32_t members_with_work(const struct sched_tenant *tenant, uint32_t ordinal)
 {
     uint32_t count = 0;
     for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        count += m->state != SCHED_IDLE ? 1 : 0;
+        count += m->state != SCHED_IDLE ? m->devices >> ordinal & 1 : 0;
     return count;
 }
 
@@ -492,7 +498,7 @@ static void report_load(struct lease *lease, uint32_t ordinal, uint64_t now)
     struct cut_entity *entity = &lease->cut_entities[ordinal];
     bool shared = is_shared(lease->tenant.entities[ordinal]);
     bool known = entity->loaded_at != 0 && entity->load_shared == shared;
-    struct channels_load load = read_load(lease);
+    struct channels_load load = read_load(lease, ordinal);
     uint32_t sampled_ms = load.sampled_ms - entity->load.sampled_ms;
     uint32_t busy_ms = load.busy_ms - entity->load.busy_ms;
     entity->loaded_at = now;
@@ -502,7 +508,7 @@ static void report_load(struct lease *lease, uint32_t ordinal, uint64_t now)
     entity->load = load;
     if (!known || sampled_ms > LOAD_MAX_MS || busy_ms > sampled_ms)
         return;
-    uint32_t members = members_with_work(&lease->tenant);
+    uint32_t members = members_with_work(&lease->tenant, ordinal);
     sched_note_load(lease->tenant.entities[ordinal], (double)busy_ms / sampled_ms * members,
                     (uint64_t)sampled_ms * NS_PER_MS / (members > 0 ? members : 1), load.groups, now);
     look_again();

@@ -3,8 +3,8 @@
  * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
  *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
- * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices, and its kernels
- * run only while it is on all of them, like those of a collective operation. Between the two times, counted from the
+ * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices and a process on
+ * each, and its kernels run only while it is on all of them, like those of a collective operation. Between the two times, counted from the
  * start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the
  * host, then waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The
  * driver divides the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
@@ -49,8 +49,8 @@ static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1", "GPU-2", 
 
 static struct program {
     struct lease lease;
-    struct connection connection;
-    struct process process;
+    struct connection connections[DEVICES]; /* one process for each device */
+    struct process processes[DEVICES];
     uint32_t kernels;
     double kernel_ns, launch_ns, gap_ns;
     /* the host: it launches until `launched` is `kernels`, waits for the device, and pauses */
@@ -127,7 +127,7 @@ void channels_submit(struct channels_thread *thread, struct channels_order *orde
 {
     order->began_ns = now;
     append(&thread->first, order);
-    programs[order->processes[0].slot].orders++;
+    programs[order->processes[0].slot / DEVICES].orders++;
 }
 
 void channels_order_free(struct channels_order *order)
@@ -170,7 +170,7 @@ static void run_driver(void)
             take_lock();
         if (calling == NULL || now < (calling->off ? calling->ended_ns - OFF_NS + STOPS_NS : calling->ended_ns))
             break;
-        programs[calling->processes[0].slot].on[calling->ordinal] = !calling->off;
+        programs[calling->processes[0].slot / DEVICES].on[calling->ordinal] = !calling->off;
         if (now < calling->ended_ns)
             break;
         append(&finished, calling);
@@ -201,9 +201,8 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t
                    struct channels_process *process)
 {
     (void)usage_fd;
-    (void)uuid;
     (void)budget;
-    *process = (struct channels_process){.slot = slot, .pidfd = -1, .count = 1};
+    *process = (struct channels_process){.slot = slot, .pidfd = -1, .count = uuid[0] == '0' + slot % DEVICES};
     process->groups = calloc(1, sizeof(process->groups[0]));
     return process->groups != NULL;
 }
@@ -229,7 +228,7 @@ void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bo
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
 {
     (void)usage_fd;
-    *load = programs[slot].load;
+    *load = programs[slot / DEVICES].load;
     load->groups = 1;
     return true;
 }
@@ -372,11 +371,13 @@ static void hear(struct program *program)
 {
     if (program->said == 0 || now < program->said_at)
         return;
-    if (program->said == VGPU_MSG_WANT)
-        sched_want(&program->connection.member, (1u << program->devices) - 1, now);
-    else {
-        cut_note_load(&program->lease, now);
-        sched_idle(&program->connection.member, program->said_idle_ns, now);
+    for (uint32_t d = 0; d < program->devices; d++) {
+        if (program->said == VGPU_MSG_WANT) {
+            sched_want(&program->connections[d].member, 1u << d, now);
+        } else {
+            cut_note_load(&program->lease, now);
+            sched_idle(&program->connections[d].member, program->said_idle_ns, now);
+        }
     }
     program->said = 0;
     stale = true;
@@ -457,19 +458,27 @@ static bool join(char **words)
         limits.policy = VGPU_SHARE_NONE;
     read_program(program, words);
     program->devices = strchr(words[0], '/') != NULL ? (uint32_t)atoi(strchr(words[0], '/') + 1) : 1;
-    program->process = (struct process){.slot = count, .pidfd = {.fd = STDIN_FILENO}};
-    program->lease.processes = &program->process;
     if (!sched_tenant_add(tenant, program->devices, uuids))
         return false;
     for (uint32_t d = 0; d < program->devices; d++)
         sched_set_limits(tenant, d, &limits);
     cut_lease_add(&program->lease);
-    sched_member_add(tenant, &program->connection.member, now);
-    program->connection.member.cut = program->lease.cut_entities != NULL;
+    for (uint32_t d = 0; d < program->devices; d++) {
+        struct connection *connection = &program->connections[d];
+        uint32_t slot = count * DEVICES + d;
+        program->processes[d] = (struct process){.slot = slot, .pidfd = {.fd = STDIN_FILENO}};
+        program->processes[d].next = program->lease.processes;
+        program->lease.processes = &program->processes[d];
+        *connection = (struct connection){.joined = true, .slot = slot, .next = program->lease.connections};
+        program->lease.connections = connection;
+        sched_member_add(tenant, &connection->member, now);
+        connection->member.cut = program->lease.cut_entities != NULL;
+    }
     cut_lease_stale(&program->lease);
-    sched_want(&program->connection.member, (1u << program->devices) - 1, now);
+    for (uint32_t d = 0; d < program->devices; d++)
+        sched_want(&program->connections[d].member, 1u << d, now);
     count++;
-    return program->connection.member.cut;
+    return program->lease.cut_entities != NULL;
 }
 
 /* Makes a run folder whose file gives the device the engine cut. */
