@@ -62,7 +62,7 @@ def test_each_kind_of_kernel_launch_is_held_to_the_share(cut_card: Card, mode: s
     is_cut_to(cut_card, lease, 25, cut_card.spin(lease, LONG, "--mode", mode).pid)
 
 
-def test_two_tenants_divide_the_card(cut_card: Card) -> None:
+def test_two_work_conserving_tenants_divide_the_device_by_their_shares(cut_card: Card) -> None:
     small, large = cut_card.lease("a", CONSERVING, 25), cut_card.lease("b", CONSERVING, 75)
     for lease in (small, large):
         cut_card.spin(lease, LONG)

@@ -76,7 +76,7 @@ def test_each_user_may_list_allocations_and_devices(node: DemoNode) -> None:
     release(node, held.id)
 
 
-def test_edits_are_hidden_from_other_users(node: DemoNode) -> None:
+def test_other_users_do_not_see_the_container_edits_of_an_allocation(node: DemoNode) -> None:
     held = quota(node)
     shown = call(node, ALICE, "show", held.id, "-o", "json").stdout
     assert held.id in shown

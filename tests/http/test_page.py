@@ -100,7 +100,7 @@ def test_the_page_says_that_the_arbiter_does_not_answer() -> None:
     assert "<p class=bad>vgpu-arbiter does not answer</p>" in html
 
 
-def test_neighbours_of_a_device_have_different_colours() -> None:
+def test_eight_allocations_on_a_device_have_different_colours() -> None:
     first = observation().allocations[0]
     many = [replace(first, id=f"{number:012x}", created_unix_ns=number) for number in range(8)]
     assert len(set(colours(many).values())) == 8

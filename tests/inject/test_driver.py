@@ -48,7 +48,7 @@ def test_the_search_without_nvidias_toolkit_finds_libraries_and_links(libraries:
     assert all(mount.read_only for mount in found.mounts)
 
 
-def test_driver_programs_are_found_by_path(libraries: Path, tmp_path: Path) -> None:
+def test_the_drivers_programs_are_found_in_the_search_path(libraries: Path, tmp_path: Path) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")

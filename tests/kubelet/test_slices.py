@@ -197,7 +197,7 @@ def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
     assert {r["device"].partition("-mig-")[0] for r in cluster.results()} == {"gpu-0"}
 
 
-def test_devices_below_one_root_complex_can_be_claimed_together() -> None:
+def test_the_pcie_root_of_a_device_is_published_if_it_is_known() -> None:
     """The devices have the attribute pcieRoot. A claim's matchAttribute compares it with that of other
     drivers' devices, for example of a network card.
     """

@@ -178,7 +178,7 @@ def test_a_corrupt_ledger_is_left_untouched(tmp_path: Path, damage: object) -> N
     assert hashes(tmp_path) == before
 
 
-def test_a_write_ahead_log_without_its_ledger_is_not_applied_to_a_new_one(tmp_path: Path) -> None:
+def test_a_write_ahead_log_without_its_ledger_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     leave_as_a_crash_does(path)
     path.unlink()

@@ -100,7 +100,7 @@ def test_a_new_limit_is_also_set_on_mps_servers_that_already_run(control: MpsCon
         ("memory.7", "device pinned mem limit 7 0 '99M' instead of 2048M"),
     ],
 )
-def test_a_limit_that_another_user_changed_is_noticed(
+def test_an_mps_limit_that_was_changed_outside_vgpud_is_noticed(
     control: MpsControl, tmp_path: Path, name: str, found: str
 ) -> None:
     (tmp_path / "servers").write_text("7\n")

@@ -85,7 +85,7 @@ def test_a_killed_real_daemon_is_restarted_with_all_limits(real: Watched) -> Non
     play(work)
 
 
-def test_a_real_daemon_without_tenants_is_not_restarted(real: Watched) -> None:
+def test_a_killed_real_mps_daemon_without_tenants_is_not_restarted(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         real.limits = None
@@ -252,7 +252,7 @@ def connects(uid: int, path: Path) -> bool:
     return done.returncode == 0
 
 
-def test_only_tenants_reach_the_real_daemon(real: Watched) -> None:
+def test_only_root_and_tenants_can_connect_to_a_real_mps_daemon(real: Watched) -> None:
     async def work() -> None:
         real.tenants = frozenset({4001, 4002})
         await real.supervisor.up()
@@ -343,7 +343,7 @@ esac
 """
 
 
-def test_a_fault_of_the_real_server_is_reported_once_and_ended(
+def test_an_mps_server_in_a_fault_is_reported_and_ended(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     program = short_folder / "control"

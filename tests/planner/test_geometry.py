@@ -77,7 +77,7 @@ def test_an_h200_has_723_mig_layouts_without_profiles_with_media_engines() -> No
 
 
 @pytest.mark.parametrize("card", CARDS)
-def test_the_legal_mig_layouts_equal_brute_force(card: str) -> None:
+def test_the_legal_mig_layouts_are_those_that_a_brute_force_search_finds(card: str) -> None:
     geometry = geometry_for(CARDS[card])
     assert {keys_of(geometry, state) for state in geometry.free_after} == every_state(CARDS[card])
 

@@ -104,7 +104,7 @@ def test_a_tenant_that_is_back_on_its_device_needs_no_device_map() -> None:
     assert moved(there, 0, 1) == away(held(0, 1))
 
 
-def test_a_running_tenant_has_no_device_map() -> None:
+def test_the_reversal_of_a_running_tenants_move_makes_no_device_map() -> None:
     running = replace(going(held(0), 1), state=State.SUSPENDING, suspended=(PROCESS,))
     assert rules.turned(running).suspended == (PROCESS,)
 

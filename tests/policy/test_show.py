@@ -104,7 +104,9 @@ def test_a_check_of_one_policy_file_ignores_the_drop_ins(etc: Etc) -> None:
     assert check(main).files == (main,)
 
 
-def test_a_check_of_a_drop_in_needs_no_version(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drop_in_without_a_version_passes_the_policy_check(
+    etc: Etc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drop_in = etc.write("etc/conf.d/50-x.toml", "[planner]\n")
     check(drop_in)
     monkeypatch.chdir(drop_in.parent)

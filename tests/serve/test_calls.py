@@ -300,7 +300,7 @@ def test_grpc_health_and_reflection_answer_on_every_socket(live: Live) -> None:
             assert {method.name for method in found.service[0].method} == set(LEAST_DOOR)
 
 
-def test_an_undecodable_message_is_refused_as_a_bad_request(live: Live) -> None:
+def test_undecodable_or_oversized_messages_and_unknown_methods_are_refused(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
         with pytest.raises(grpc.RpcError) as caught:

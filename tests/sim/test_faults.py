@@ -94,7 +94,7 @@ def test_injected_memory_loss_and_a_lost_device_are_reported_to_programs(node: S
     assert Tenant(node).first == "error 100"
 
 
-def test_the_driver_changes_under_running_programs(node: SimNode) -> None:
+def test_running_programs_see_a_change_of_the_driver_version(node: SimNode) -> None:
     """A program that uses NVML sees the new driver version at once. The files of the node's root have it,
     too.
     """
