@@ -3,6 +3,8 @@ restores the old one.
 """
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, run, words_of
+from tests.planner.cards import h200
+from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import SlotKey
@@ -79,6 +83,40 @@ def test_a_failed_step_of_a_layout_change_brings_the_old_layout_back(
     assert node.mig.records.own("GPU-0") == keys(before)
     Node1(card, disk).start()
     assert card.keys() == keys(before)
+
+
+class Cards:
+    """Two fake devices."""
+
+    def __init__(self) -> None:
+        self.cards = Card(), Card()
+        self.scissors = self.cards[0].scissors
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda uuid, *args: getattr(self.cards[int(uuid[-1])], name)(uuid, *args)
+
+    def snapshot(self) -> Node:
+        migs = (card.snapshot().devices[0].mig for card in self.cards)
+        return Node(devices=tuple(replace(h200(index), mig=mig) for index, mig in enumerate(migs)))
+
+    def keys(self) -> list[set[SlotKey]]:
+        return [card.keys() for card in self.cards]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failed_step_brings_back_the_old_layouts_of_its_device_and_of_those_after_it(failing: int) -> None:
+    old, new = keys(STATES[1]), keys(STATES[-1])
+    cards, disk = Cards(), Disk()
+    node = Node1(cards, disk)  # type: ignore[arg-type]
+    node.apply(*words_of(STATES[1]))
+    cards.cards[failing].refuse = new
+    with pytest.raises(VgpuError):
+        node.apply(*words_of(STATES[-1]))
+    cards.cards[failing].refuse = set()
+    wanted = [new] * failing + [old] * (2 - failing)
+    assert cards.keys() == wanted
+    Node1(cards, disk).start()  # type: ignore[arg-type]
+    assert cards.keys() == wanted
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())

@@ -1,8 +1,8 @@
 """Shows, plans and applies layouts of MIG devices, and reconciles devices with their layouts at every start.
 
-The desired layouts are recorded before the first change. If a change of a device fails, its record returns to
-the earlier layout, and vgpud reconciles the device with that. An interrupted change is finished at the next
-start.
+The desired layouts are recorded before the first change. If a change of a device fails, its record and those
+of the devices after it return to the earlier layouts, and vgpud reconciles these devices with them. An
+interrupted change is finished at the next start.
 """
 
 import asyncio
@@ -194,8 +194,8 @@ class MigLayouts:
 
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
         """Applies layouts. Raises VgpuError(DEVICE_IN_USE), which names what uses the instances; nothing is
-        changed then. If a step fails, raises the error of the step, and the device is reconciled with its
-        earlier layout. Devices whose turn has not come keep the new layout on record.
+        changed then. If a step fails, raises the error of the step. The device and those whose turn has not
+        come return to their earlier layouts; those before it keep the new ones.
         """
         async with self._one_at_a_time:
             await self._inventory.refresh()
@@ -227,11 +227,11 @@ class MigLayouts:
         finally:
             for uuid in wanted:
                 self.pools.intended.pop(uuid, None)
-        for plan in plans:
+        for number, plan in enumerate(plans):
             try:
                 await self._run(plan)
             except VgpuError as error:
-                await self._take_back(plan.device, before[plan.device.uuid], error)
+                await self._take_back(tuple(p.device for p in plans[number:]), before, error)
                 raise
         return self.shown(plans)
 
@@ -249,10 +249,14 @@ class MigLayouts:
         if plan.steps:
             await self._inventory.refresh()
 
-    async def _take_back(self, device: Device, before: Applied | None, why: VgpuError) -> None:
-        await self._mig.records.apply(device.uuid, before)
-        await self.converge_device(device.uuid)
-        await self._tell(device, f"MIG layout not applied, {why.sentence}")
+    async def _take_back(
+        self, devices: Sequence[Device], before: Mapping[str, Applied | None], why: VgpuError
+    ) -> None:
+        for device in devices:
+            await self._mig.records.apply(device.uuid, before[device.uuid])
+        for device in devices:
+            await self.converge_device(device.uuid)
+            await self._tell(device, f"MIG layout not applied, {why.sentence}")
 
     async def _do(self, step: MigStep) -> None:
         uuid = step.device_uuid
