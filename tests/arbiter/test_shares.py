@@ -184,7 +184,7 @@ def test_a_process_on_several_devices_has_time_slices_on_each(card: Card, mode: 
     divide(both, single, ordinals=(1, 0), least=30, most=70)
 
 
-def test_best_effort_work_does_not_starve(card: Card) -> None:
+def test_a_tenant_with_lower_priority_does_not_starve(card: Card) -> None:
     waits, normal = card.lease("a", CONSERVING, 50, priority=-1), card.lease("b", CONSERVING, 50)
     for lease in (waits, normal):
         card.spin(lease, LONG)
