@@ -155,8 +155,8 @@ struct vgpu_slot_device {
 /*
  * Parked memory: while the driver moves a process to another device, libvgpu keeps the evictable memory in blocks on
  * the old device, by exported descriptors alone. After the move libvgpu makes blocks of the same sizes on the new
- * device. It writes the pairs of descriptors to a sealed memory file. vgpud has the blocks copied, and writes the
- * result to the file. The file is hostile input.
+ * device. It writes the pairs of descriptors to a sealed memory file. vgpud has the blocks copied in order, and writes to
+ * the file how many are copied, and at the end the result. The file is hostile input.
  */
 #define VGPU_PARKED_MAGIC 0x4b505056u /* "VPPK" in ASCII */
 #define VGPU_PARKED_MAX 4096u         /* maximum of blocks of a process */
@@ -170,7 +170,7 @@ struct vgpu_parked_list {
     uint32_t magic;
     uint32_t count;  /* number of blocks, which follow */
     uint32_t result; /* VGPU_PARKED_ASKED: the blocks are to be copied; otherwise a CUresult */
-    uint32_t reserved;
+    uint32_t copied; /* number of blocks copied so far */
 };
 
 /* How far a process's memory has followed the lease's request. */
@@ -225,8 +225,8 @@ struct vgpu_slot {
     uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*
      * enum vgpu_swap_phase in the low byte. Above it, while OUT, the MiB of movable memory that are still on the
-     * device; while COMING, the descriptor of a list of parked blocks to copy, or 0. One word, so that both values are
-     * consistent
+     * device; while COMING, the descriptor of a list of parked blocks to copy, or 0; while HERE, the number of blocks
+     * that the process still has on the device that it has left. One word, so that both values are consistent
      */
     uint32_t swap_phase;
     uint32_t swap_error;    /* CUresult of an eviction that failed, or of the error that delays a swap-in; 0: none */

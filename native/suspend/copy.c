@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -233,9 +234,7 @@ static CUresult copy_piece(unsigned end, unsigned piece, CUdeviceptr to, CUdevic
 static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, struct block *block)
 {
     static unsigned piece;
-    CUresult result = finish(block);
-    if (result == CUDA_SUCCESS)
-        result = open_block(pidfd, pair, block);
+    CUresult result = open_block(pidfd, pair, block);
     if (result != CUDA_SUCCESS)
         return result;
     block->used = true;
@@ -251,16 +250,26 @@ static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, stru
     return result == CUDA_SUCCESS ? recorded : result;
 }
 
-static CUresult copy_all(int pidfd, const struct vgpu_parked_block *pairs, uint32_t count)
+/* Writes to the list how many blocks are copied: the process takes each one as soon as it is. */
+static CUresult tell(int list, uint32_t copied)
+{
+    off_t at = offsetof(struct vgpu_parked_list, copied);
+    return pwrite(list, &copied, sizeof(copied), at) == sizeof(copied) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+static CUresult copy_all(int pidfd, int list, const struct vgpu_parked_block *pairs, uint32_t count)
 {
     /* a context is current for one thread, and another thread has made this one */
     CUresult result = cuda_copy.current(way.ends[1].context);
-    for (uint32_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = copy_block(pidfd, &pairs[i], &way.blocks[i % BLOCKS]);
-    for (unsigned i = 0; i < BLOCKS; i++) {
-        CUresult finished = finish(&way.blocks[i]);
-        result = result == CUDA_SUCCESS ? finished : result;
+    for (uint32_t i = 0; i < count + BLOCKS && result == CUDA_SUCCESS; i++) {
+        result = finish(&way.blocks[i % BLOCKS]);
+        if (result == CUDA_SUCCESS && i >= BLOCKS)
+            result = tell(list, i - BLOCKS + 1);
+        if (result == CUDA_SUCCESS && i < count)
+            result = copy_block(pidfd, &pairs[i], &way.blocks[i % BLOCKS]);
     }
+    for (unsigned i = 0; i < BLOCKS; i++)
+        finish(&way.blocks[i]);
     return result;
 }
 
@@ -280,9 +289,10 @@ CUresult copy_list(int pidfd, int number)
         pairs = calloc(head.count + 1, sizeof(*pairs));
     ssize_t bytes = pairs == NULL ? 0 : (ssize_t)(head.count * sizeof(*pairs));
     if (pairs != NULL && pread(fd, pairs, (size_t)bytes, sizeof(head)) == bytes) {
-        result = copy_all(pidfd, pairs, head.count);
+        result = copy_all(pidfd, fd, pairs, head.count);
         head.result = (uint32_t)result;
-        if (pwrite(fd, &head, sizeof(head), 0) != sizeof(head))
+        if (pwrite(fd, &head.result, sizeof(head.result), offsetof(struct vgpu_parked_list, result)) !=
+            sizeof(head.result))
             result = CUDA_ERROR_OPERATING_SYSTEM;
     }
     free(pairs);

@@ -18,15 +18,16 @@
 CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to);
 
 /*
- * Starts a thread that makes what the copies need on the chosen devices: contexts on both, and a buffer (0.2 s on an
+ * Starts a thread that makes what the copies need on the chosen devices: contexts on both, and a buffer (0.1 s on an
  * H200). Does nothing if no devices are chosen, and at a second call.
  */
 void copy_open(void);
 
 /*
- * Copies the blocks that a list names, and writes the result to the list: a sealed memory file, which is the process's
- * descriptor `number`. Returns the result; CUDA_ERROR_NOT_FOUND if the descriptor is no list that waits for a copy; the
- * error of copy_open's thread if that has failed. Precondition: copy_reach has succeeded.
+ * Copies the blocks that a list names in order, and writes to the list how many are copied, and at the end the result.
+ * The list is a sealed memory file, the process's descriptor `number`. Returns the result; CUDA_ERROR_NOT_FOUND if the
+ * descriptor is no list that waits for a copy; the error of copy_open's thread if that has failed. Precondition:
+ * copy_reach has succeeded.
  */
 CUresult copy_list(int pidfd, int number);
 

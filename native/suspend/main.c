@@ -1,4 +1,4 @@
-/* vgpu-suspend LOCKFILE: suspends and resumes CUDA processes, one order a line, one answer a line.
+/* vgpu-suspend LOCKFILE NUMBER: suspends and resumes CUDA processes of one tenant, one order a line, one answer a line.
  *
  *   state PID TICKS | lock PID TICKS MILLISECONDS | save PID TICKS | restore PID TICKS [GPU-OLD GPU-NEW]...
  *   | unlock PID TICKS | reach PID TICKS GPU-OLD GPU-NEW | copy PID TICKS DESCRIPTOR
@@ -6,15 +6,15 @@
  * TICKS is the start time of the process (identity.h): an order for a process that has ended does nothing, whatever
  * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
  * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and the reason.
- * The program ends with its input, after the order under way. The lock file makes a second instance wait for
- * the end of the first, so that no order of an earlier instance is under way when an instance starts after a crash. */
+ * The program ends with its input, after the order under way. The lock of byte NUMBER, the tenant's, makes a second
+ * instance for this tenant wait meanwhile, so that no order of an earlier instance is under way when an instance starts
+ * after a crash. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include "copy.h"
@@ -116,12 +116,13 @@ static void answer(char *line)
         close(pidfd);
 }
 
-static bool alone(const char *path)
+static bool alone(const char *path, long tenant)
 {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = tenant, .l_len = 1};
     int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (descriptor < 0)
         return false;
-    while (flock(descriptor, LOCK_EX) != 0)
+    while (fcntl(descriptor, F_SETLKW, &lock) != 0)
         if (errno != EINTR)
             return false;
     return true; /* keeps the descriptor open: the lock ends with the process */
@@ -131,8 +132,9 @@ int main(int argc, char **argv)
 {
     char *line = NULL;
     size_t room = 0;
-    if (argc != 2) {
-        fprintf(stderr, "usage: vgpu-suspend LOCKFILE\n");
+    long tenant;
+    if (argc != 3 || !number(argv[2], LONG_MAX - 1, &tenant)) {
+        fprintf(stderr, "usage: vgpu-suspend LOCKFILE NUMBER\n");
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -141,7 +143,7 @@ int main(int argc, char **argv)
         printf("error %s\n", why);
         return 1;
     }
-    if (!alone(argv[1])) {
+    if (!alone(argv[1], tenant)) {
         printf("error the lock file cannot be taken: %s\n", strerror(errno));
         return 1;
     }

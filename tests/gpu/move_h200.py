@@ -7,9 +7,9 @@ Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and 
 afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved three times: new, with unchanged and with changed
 memory, and for how long its calls are held, beside pinned copies of as much out and in; claim: 1.5 s),
 `steps` (what the driver's own part takes),
-`exact` (training runs in PyTorch and JAX and a decoder with CUDA graphs, moved back and
-forth 20 times, end bit-equal to undisturbed ones), `limit` (its
-memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
+`exact` (training runs in PyTorch and JAX and a decoder with CUDA graphs, all at once, each moved back and
+forth 20 times, end bit-equal to undisturbed ones), `grown` (a tenant that allocates more before each of
+several moves keeps all of it), `limit` (its memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
 access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
 times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends bit-equal).
 Needs root, build/native, two GPUs of one kind, driver 580 or later, and a python3 with PyTorch. On the
@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,12 +49,12 @@ AIM_SECONDS = 1.5
 AWAY_TIMES = 6  # how often a training run is moved while it is suspended
 
 # Needs only ctypes. Fills MIB on each visible device with a pattern. For an empty line of input it prints
-# whether the pattern is whole and what CUDA reports of device 0; for a number, the result of allocating so
-# many MiB more.
+# whether the patterns are whole and what CUDA reports of device 0; for a number, the result of allocating so
+# many MiB more, which get a pattern, too.
 BARE = """
 import ctypes as c, json, sys, uuid
 u = c.CDLL("libcuda.so.1")
-contexts, memories, size = [], [], int(sys.argv[1]) << 20
+contexts, memories, grown, size = [], [], [], int(sys.argv[1]) << 20
 def call(name, *words):
     code = getattr(u, name)(*words)
     if code: sys.exit(f"{name}: {code}")
@@ -73,14 +74,21 @@ call("cuCtxSynchronize")
 say(ready=True)
 for line in sys.stdin:
     if line.strip():
-        more = c.c_uint64()
-        say(code=u.cuMemAlloc_v2(c.byref(more), c.c_size_t(int(line) << 20)))
+        more, most = c.c_uint64(), int(line) << 20
+        code = u.cuMemAlloc_v2(c.byref(more), c.c_size_t(most))
+        if not code:
+            call("cuMemsetD32_v2", more, c.c_uint(0xfeed + len(grown)), c.c_size_t(most // 4))
+            grown.append(more.value + most - 4096)
+        say(code=code)
         continue
     good, back = True, (c.c_uint32 * 1024)()
     for i, memory in enumerate(memories):
         call("cuCtxSetCurrent", contexts[i])
         call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
         good = good and all(word == 0x5eed + i for word in back)
+    for i, end in enumerate(grown):
+        call("cuMemcpyDtoH_v2", back, c.c_uint64(end), c.c_size_t(4096))
+        good = good and all(word == 0xfeed + i for word in back)
     name, bus, count = c.create_string_buffer(16), c.create_string_buffer(32), c.c_int()
     call("cuDeviceGetUuid_v2", name, 0); call("cuDeviceGetPCIBusId", bus, 32, 0)
     call("cuDeviceGetCount", c.byref(count))
@@ -149,7 +157,7 @@ class Hand:
     def __init__(self, bench: Bench) -> None:
         lock = bench.node.folder / "by-hand.lock"
         self._program = subprocess.Popen(
-            [BUILD / "bin" / "vgpu-suspend", lock],
+            [BUILD / "bin" / "vgpu-suspend", lock, "0"],
             env=bench.node.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -307,15 +315,20 @@ def steps(bench: Bench) -> None:
     say("steps", held=good, seconds={step: [round(s, 3) for s in times] for step, times in spans.items()})
 
 
+_starts = threading.Lock()  # a new tenant is known by the allocation that appears
+
+
 def train(
-    bench: Bench, times: int, disturb: Callable[[str, int], float], program: str = TRAIN
+    bench: Bench, times: int, disturb: Callable[[str, int], float], program: str = TRAIN, kind: str = ""
 ) -> tuple[object, list[float]]:
     """Returns the final state of a training run that is disturbed this many times, and the seconds that each
     disturbance takes.
     """
-    slow = bench.node.folder / "slow"
+    slow = bench.node.folder / f"slow-{threading.get_ident()}"
     slow.touch() if times else slow.unlink(missing_ok=True)
-    one, name = bench.torch(8, program, str(STEPS), str(slow))
+    with _starts:
+        bench.node.environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{'expandable' in kind}"
+        one, name = bench.torch(8, program, str(STEPS), str(slow))
     spans = [disturb(name, (number + 1) % 2) for number in range(times)]
     slow.unlink(missing_ok=True)
     digest = one.line()
@@ -327,10 +340,13 @@ def exact(bench: Bench) -> None:
     # with autotuning, two undisturbed runs of JAX may differ
     bench.node.environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"
     programs = {"training": TRAIN, "training, expandable segments": TRAIN}
-    for kind, program in (programs | {"decoder": holding.DECODE, "JAX": holding.JAX}).items():
-        bench.node.environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{'expandable' in kind}"
-        undisturbed, _ = train(bench, 0, bench.move, program)
-        digest, spans = train(bench, TIMES, bench.move, program)
+    programs |= {"decoder": holding.DECODE, "JAX": holding.JAX}
+    runs = [(kind, times) for kind in programs for times in (0, TIMES)]
+    with ThreadPoolExecutor(len(runs)) as pool:
+        begun = [pool.submit(train, bench, times, bench.move, programs[kind], kind) for kind, times in runs]
+    ended = dict(zip(runs, [run.result() for run in begun], strict=True))
+    for kind in programs:
+        (undisturbed, _), (digest, spans) = (ended[kind, times] for times in (0, TIMES))
         say(
             "exact",
             held=digest == undisturbed,
@@ -386,6 +402,24 @@ def _suspended_exact(bench: Bench) -> None:
         held=digest == undisturbed,
         times=AWAY_TIMES,
         digests=[undisturbed, digest],
+        seconds=[round(s, 2) for s in spans],
+    )
+
+
+def grown(bench: Bench) -> None:
+    mib = 8 if bench.simulated else 512
+    one, name = bench.bare(mib)
+    codes, good, spans = [], [], []
+    for to in (1, 0, 1, 0):
+        codes.append(ask(one, str(mib))["code"])
+        spans.append(bench.move(name, to))
+        good.append(bool(ask(one)["whole"]))
+    used = read_usage(bench.node.run_dir / "leases" / name).device(0).used_bytes >> 20
+    one.end()
+    say(
+        "grown",
+        held=all(good) and not any(codes) and used >= 5 * mib,
+        used_mib=used,
         seconds=[round(s, 2) for s in spans],
     )
 
@@ -463,6 +497,7 @@ SCENES: dict[str, Callable[[Bench], None]] = {
     "sizes": sizes,
     "steps": steps,
     "exact": exact,
+    "grown": grown,
     "limit": limit,
     "killed": killed,
     "peers": peers,

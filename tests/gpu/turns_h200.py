@@ -1,7 +1,7 @@
 """Turns by libvgpu's swaps on a real GPU: prints one JSON object for each scene, whose `held` says whether
 the scene's claim is true.
 
-    python -m tests.gpu.turns_h200 [--gib 40] [--seconds 60] [SCENE...]
+    python -m tests.gpu.turns_h200 [--gib 40] [--limit 105] [--seconds 60] [SCENE...]
 
 Scenes: `swap` (tenants of 1, 8 and 32 GiB go out and come in three times, bit-equal: seconds beside those of
 a pinned copy in the same run; claim: within 1.2 times), `turns` (two tenants whose limits are 75 % of a card
@@ -255,9 +255,9 @@ def reaches(node: DemoNode, times: int) -> int:
 
 
 @contextmanager
-def worker(node: DemoNode, number: int, mib: int) -> Iterator[tuple[Tenant, Count]]:
+def worker(node: DemoNode, number: int, mib: int, limit_gib: int) -> Iterator[tuple[Tenant, Count]]:
     count = Count(node.folder / f"rounds-{number}")
-    one, _name = tenant(node, WORK, PLAIN_WORK, mib, count.path)
+    one, _name = tenant(node, WORK, PLAIN_WORK, mib, count.path, limit=f"{limit_gib}GiB")
     try:
         yield one, count
     finally:
@@ -269,11 +269,11 @@ def turns(arguments: argparse.Namespace) -> None:
     mib = 128 if SIMULATED else arguments.gib << 10
     seconds = 8.0 if SIMULATED else arguments.seconds
     with running(f'memory_overcommit = 2.0\nturn = "{TURN_SECONDS:g}s"\n') as node:
-        with worker(node, 1, mib) as (one, first):
+        with worker(node, 1, mib, arguments.limit) as (one, first):
             start, began = first.read(), time.perf_counter()
             time.sleep(2 * TURN_SECONDS)
             alone = (first.read() - start) / (time.perf_counter() - began)
-            with worker(node, 2, mib) as (two, second):
+            with worker(node, 2, mib, arguments.limit) as (two, second):
                 gone = reaches(node, 2)  # both tenants' host buffers are allocated by now
                 begun, starts = time.perf_counter(), (first.read(), second.read())
                 reaches(node, gone + 2 * max(int(seconds / (2 * TURN_SECONDS + 2)), 1))
@@ -306,6 +306,7 @@ SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"swap": swap, "turns"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--gib", type=int, default=40, help="what each tenant of `turns` holds")
+    parser.add_argument("--limit", type=int, default=105, help="GiB, of each tenant of `turns`")
     parser.add_argument("--seconds", type=float, default=60.0, help="of `turns`")
     parser.add_argument("scenes", nargs="*", metavar="SCENE")
     arguments = parser.parse_args()

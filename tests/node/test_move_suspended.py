@@ -55,7 +55,7 @@ class Driver:
         pass
 
     @asynccontextmanager
-    async def session(self, user: int) -> AsyncIterator["Driver"]:
+    async def session(self, user: int, tenant: str) -> AsyncIterator["Driver"]:
         if self.gate is not None:
             await self.gate.wait()
         yield self

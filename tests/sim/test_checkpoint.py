@@ -350,7 +350,7 @@ def test_a_suspension_meant_for_an_earlier_process_of_the_same_pid_does_nothing(
     ticks = start_ticks(pid)
     assert tenant.say("alloc 10") == "ok" and ticks is not None
     orders = "".join(f"{verb} {pid} {ticks - 1} {rest}\n" for verb, rest in (("lock", 1000), ("save", "")))
-    words = [str(BUILD / "bin/vgpu-suspend"), str(tmp_path / "lock")]
+    words = [str(BUILD / "bin/vgpu-suspend"), str(tmp_path / "lock"), "1"]
     given = f"{orders}lock {pid} {ticks} 1000\nunlock {pid} {ticks}\n"
     told, _ = node.start(words).communicate(given, timeout=300)
     assert told.splitlines() == ["ready", *["-1 ENDED -1"] * 2, "0 CUDA_SUCCESS 1", "0 CUDA_SUCCESS 0"]

@@ -1,5 +1,6 @@
 """The orders `reach` and `copy` of vgpu-suspend, for processes whose lists of parked memory are wrong."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -57,8 +58,8 @@ print(json.dumps(lists), flush=True)
 for line in sys.stdin:
     back = (c.c_ubyte * size)()
     call("cuMemcpyDtoH_v2", back, base, c.c_size_t(size))
-    result = struct.unpack("<4I", os.pread(lists["good"], 16, 0))[2]
-    print(json.dumps([sorted(set(back)), result]), flush=True)
+    result, copied = struct.unpack("<4I", os.pread(lists["good"], 16, 0))[2:]
+    print(json.dumps([sorted(set(back)), result, copied]), flush=True)
 """
 NO_LIST = [
     "no file", "no list", "standard input", "not sealed", "on a disk", "sealed against growth", "magic",
@@ -73,7 +74,7 @@ class Helper:
     def __init__(self, node: SimNode, folder: Path) -> None:
         self.node = node
         self.uuids = [device["uuid"] for device in node.dump()["devices"]]
-        self.helper = node.start([str(BUILD / "bin" / "vgpu-suspend"), str(folder / "lock")])
+        self.helper = node.start([str(BUILD / "bin" / "vgpu-suspend"), str(folder / "lock"), "1"])
         self.program = node.start([sys.executable, "-c", PROGRAM])
         assert self._line(self.helper) == "ready"
         self.lists: dict[str, int] = json.loads(self._line(self.program))
@@ -91,13 +92,13 @@ class Helper:
         self.helper.stdin.flush()
         return self._line(self.helper).split()[1]
 
-    def seen(self) -> tuple[list[int], int]:
-        """The bytes of the destination block, and the result field of the list "good"."""
+    def seen(self) -> tuple[list[int], int, int]:
+        """The bytes of the destination block, and the fields result and copied of the list "good"."""
         assert self.program.stdin is not None
         self.program.stdin.write("\n")
         self.program.stdin.flush()
-        held, result = json.loads(self._line(self.program))
-        return held, result
+        held, result, copied = json.loads(self._line(self.program))
+        return held, result, copied
 
 
 @pytest.fixture
@@ -109,9 +110,9 @@ def test_a_list_of_parked_memory_is_copied_only_once(helper: Helper) -> None:
     good = helper.lists["good"]
     assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "nothing is prepared"
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
-    assert helper.seen() == ([1], ASKED)
+    assert helper.seen() == ([1], ASKED, 0)
     assert helper.order("copy", good) == "CUDA_SUCCESS"
-    assert helper.seen() == ([7], 0)
+    assert helper.seen() == ([7], 0, 1)
     assert helper.order("copy", good) == "CUDA_ERROR_NOT_FOUND", "the list has its answer"
 
 
@@ -119,16 +120,16 @@ def test_a_file_that_is_no_list_of_parked_memory_is_left_unchanged(helper: Helpe
     helper.order("reach", *helper.uuids[:2])
     for name in NO_LIST:
         assert helper.order("copy", helper.lists[name]) == "CUDA_ERROR_NOT_FOUND", name
-        assert helper.seen() == ([1], ASKED), name
+        assert helper.seen() == ([1], ASKED, 0), name
 
 
 def test_a_list_that_names_memory_that_does_not_exist_is_refused_and_changes_nothing(helper: Helper) -> None:
     helper.order("reach", *helper.uuids[:2])
     refused = {name: helper.order("copy", helper.lists[name]) for name in BAD_LIST}
     assert not set(refused.values()) & {"CUDA_SUCCESS", "CUDA_ERROR_NOT_FOUND", "ENDED"}, refused
-    assert helper.seen() == ([1], ASKED)
+    assert helper.seen() == ([1], ASKED, 0)
     assert helper.order("copy", helper.lists["good"]) == "CUDA_SUCCESS"
-    assert helper.seen() == ([7], 0)
+    assert helper.seen() == ([7], 0, 1)
 
 
 def test_a_copy_between_devices_that_do_not_reach_each_other_is_refused(helper: Helper) -> None:
@@ -145,4 +146,16 @@ def test_a_failure_to_make_contexts_fails_each_later_copy_of_parked_memory(helpe
     assert helper.order("reach", *helper.uuids[:2]) == "CUDA_SUCCESS"
     for _ in range(2):
         assert helper.order("copy", helper.lists["good"]) == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert helper.seen() == ([1], ASKED)
+    assert helper.seen() == ([1], ASKED, 0)
+
+
+def test_vgpu_suspend_locks_its_tenant_alone(helper: Helper, tmp_path: Path) -> None:
+    """So two work at once for two tenants, and one waits for the end of an earlier one of its tenant."""
+    with (tmp_path / "lock").open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 2)
+        with pytest.raises(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)
+    helper.helper.kill()
+    helper.helper.wait()
+    with (tmp_path / "lock").open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)

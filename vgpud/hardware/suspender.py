@@ -9,6 +9,7 @@ a pidfd of the process during a call, so that no order reaches a later process w
 import asyncio
 import socket
 import subprocess
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import IntEnum
@@ -19,8 +20,10 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.pace import Pace
 
 _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_FOUND, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 500, 600, 801
-# maximum time until vgpu-suspend is ready: it waits for the end of an earlier vgpu-suspend, and cuInit takes
-# long on a node with many devices
+#: Maximum number of sessions that run at once.
+SESSIONS_MAX = 4
+# maximum time until vgpu-suspend is ready: it waits for the end of the tenant's earlier vgpu-suspend, and
+# cuInit takes long on a node with many devices
 _START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
 _SETTLE_SECONDS = 2.0
@@ -159,6 +162,7 @@ class Suspender:
         self._program = program
         self._lock = lock
         self._turns = Pace(rest_factor=0)
+        self._free = asyncio.Semaphore(SESSIONS_MAX)
         self._sessions = 0  # sessions that run or wait
         self._ends: set[asyncio.Task[int]] = set()
 
@@ -174,24 +178,30 @@ class Suspender:
             await asyncio.wait(self._ends, timeout=_SETTLE_SECONDS)
 
     @asynccontextmanager
-    async def session(self, user: int) -> AsyncIterator[Session]:
-        """Starts vgpu-suspend for a tenant of `user` and yields its session. Sessions run one at a time, and
-        users take turns: the driver waits up to ten seconds for each tenant whose kernel does not end.
+    async def session(self, user: int, tenant: str) -> AsyncIterator[Session]:
+        """Starts vgpu-suspend for a tenant of `user` and yields its session. At most SESSIONS_MAX run at
+        once, one for each tenant, and users take turns: the driver waits up to ten seconds for each tenant
+        whose kernel does not end.
 
         Raises VgpuError: UNSUPPORTED if this node cannot suspend, HELPER_FAILED.
         """
         self._sessions += 1
         try:
-            async with self._turns.turn(user), self._session() as session:
-                yield session
+            async with self._turns.turn(user):
+                await self._free.acquire()
+            try:
+                async with self._session(tenant) as session:
+                    yield session
+            finally:
+                self._free.release()
         finally:
             self._sessions -= 1
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Session]:
+    async def _session(self, tenant: str) -> AsyncIterator[Session]:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = self._start(theirs)
+            process = self._start(theirs, zlib.crc32(tenant.encode()))
         answers, orders = await asyncio.open_connection(sock=ours)
         try:
             await _ready(answers)
@@ -200,17 +210,18 @@ class Suspender:
             orders.close()
             # killing the program does not undo its last order, which the driver may already execute
             process.kill()
-            # its contexts end while the next vgpu-suspend starts, which waits for the lock file
+            # its contexts end while the tenant's next vgpu-suspend starts, which waits for the lock file
             end = asyncio.create_task(asyncio.to_thread(process.wait))
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)
 
-    def _start(self, line: socket.socket) -> subprocess.Popen[bytes]:
+    def _start(self, line: socket.socket, number: int) -> subprocess.Popen[bytes]:
+        """Starts vgpu-suspend. `number` is the tenant's: two tenants with one number wait for each other."""
         try:
             # asyncio's subprocess module would fork, which gRPC's threads do not survive; this Popen uses
             # vfork
             return subprocess.Popen(
-                [str(self._program), str(self._lock)],
+                [str(self._program), str(self._lock), str(number)],
                 stdin=line.fileno(),
                 stdout=line.fileno(),
                 start_new_session=True,  # a Ctrl-C at vgpud's terminal must not end vgpu-suspend

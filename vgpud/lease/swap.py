@@ -36,7 +36,8 @@ class ProcessSwap:
     """The swap state that one process reports. `error`: the CUresult that refused the swap or delays it now.
     `kept_bytes`: movable bytes that stay on the device although the phase is OUT, until a tenant needs the
     room. `parked_list`: the process's descriptor of a list of parked blocks, which waits for their copy
-    (native/common/lease.h); 0: none.
+    (native/common/lease.h); 0: none. `blocks_behind`: the number of parked blocks that the process has not
+    freed yet on the device that it has left.
     """
 
     phase: SwapPhase
@@ -45,6 +46,7 @@ class ProcessSwap:
     host_bytes: int
     kept_bytes: int = 0
     parked_list: int = 0
+    blocks_behind: int = 0
 
     @property
     def is_prepared(self) -> bool:
@@ -93,4 +95,5 @@ def _read(slots: bytes, at: int) -> ProcessSwap:
     movable = min(movable, BYTES_MAX)
     kept = min(upper << 20, movable) if phase is SwapPhase.OUT else 0
     parked = upper if phase is SwapPhase.COMING else 0
-    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept, parked)
+    behind = upper if phase is SwapPhase.HERE else 0
+    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept, parked, behind)

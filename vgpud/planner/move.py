@@ -190,14 +190,15 @@ def _check_size(part: Slice, there: Device) -> None:
         )
 
 
-def check_card(allocation: Allocation, node: Node) -> None:
-    """Checks that the target cards have free memory for the tenant's processes, according to NVML. (If a
-    restore fails for lack of memory, the process can never be restored: NVIDIA/cuda-checkpoint issue 44.)
-    Raises VgpuError(NO_CAPACITY).
+def check_card(allocation: Allocation, node: Node, arriving_bytes: int = 0) -> None:
+    """Checks that the target cards have free memory for the tenant's processes, according to NVML, beside
+    `arriving_bytes` of other moves. (If a restore fails for lack of memory, the process can never be
+    restored: NVIDIA/cuda-checkpoint issue 44.) Raises VgpuError(NO_CAPACITY).
     """
     wanted = sum(process.memory_bytes for process in allocation.suspended)
     devices = [node.device(part.other_uuid) for part in allocation.slices if part.other_uuid]
     free = sum(d.memory_usable_bytes - d.memory_used_bytes for d in devices if d is not None)
+    free -= arriving_bytes
     if wanted > free and len(devices) == len(allocation.slices):
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
@@ -209,8 +210,8 @@ def check_card(allocation: Allocation, node: Node) -> None:
 
 def is_near(allocation: Allocation, node: Node) -> bool:
     """Can the allocation's memory probably go to its target without the host? The link must be shorter than
-    the way through the host. The target card must have room for the memory, and for the context and the
-    buffer of the program that copies the memory.
+    the way through the host. The target card must have room for the memory, for a block of it (parked.h), and
+    for the context and the buffer of the program that copies it.
     """
     if len(allocation.slices) != 1:
         return False
@@ -223,7 +224,7 @@ def is_near(allocation: Allocation, node: Node) -> bool:
 
 
 _NEAR = (Link.NVLINK, Link.INTERNAL, Link.SINGLE, Link.MULTIPLE)
-_COPIER_BYTES = 2 * GIB
+_COPIER_BYTES = 3 * GIB
 
 
 def ends_by_nearness(

@@ -14,10 +14,12 @@
 #include "lease.h"
 
 /*
- * size of a block: so large that few descriptors are needed, and so small that little room is needed beside the memory
+ * Size of a block: to map one takes 1 ms from 512 MiB to 2 GiB (H200). Where the device has no room for such a block
+ * beside the memory itself, blocks are smaller.
  */
-#define BLOCK_BYTES (512ull << 20)
-#define LOOK_NS 200000 /* interval of looking for the result of a copy */
+#define BLOCK_BYTES (2ull << 30)
+#define SMALL_BLOCK_BYTES (128ull << 20)
+#define LOOK_NS 200000 /* interval of looking for copied blocks */
 
 static struct block {
     int fd;
@@ -25,6 +27,7 @@ static struct block {
     uint64_t bytes;
 } blocks[VGPU_PARKED_MAX];
 static unsigned count;
+static unsigned behind; /* blocks on the old device whose contents have crossed; `count` is 0 then */
 static CUuuid home; /* device of the blocks; all zero: this process cannot import them */
 static uint32_t *asks;
 
@@ -105,17 +108,17 @@ static void unmap_block(const struct block *block, CUdeviceptr base)
 }
 
 /*
- * Marks the chunks of the next block (vgpu_chunk.leaves); a chunk is not divided. Returns the size of these chunks in
- * bytes; 0: no chunk is left.
+ * Marks the chunks of the next block (vgpu_chunk.leaves): up to `most` bytes, but at least one chunk. A chunk is not
+ * divided. Returns the size of these chunks in bytes; 0: no chunk is left.
  */
-static uint64_t choose(void)
+static uint64_t choose(uint64_t most)
 {
     uint64_t bytes = 0;
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
         for (unsigned i = 0; i < allocation->chunk_count; i++) {
             struct vgpu_chunk *chunk = &allocation->chunks[i];
             uint64_t size = vgpu_chunk_bytes(allocation, i);
-            chunk->leaves = chunk->handle != 0 && (bytes == 0 || bytes + size <= BLOCK_BYTES);
+            chunk->leaves = chunk->handle != 0 && (bytes == 0 || bytes + size <= most);
             if (!chunk->leaves)
                 continue;
             chunk->block = count;
@@ -171,17 +174,19 @@ static CUresult park(uint64_t bytes, CUstream stream)
 
 void vgpu_parked_out(CUstream stream)
 {
-    uint64_t bytes;
+    uint64_t bytes, most = BLOCK_BYTES;
+    vgpu_parked_end();
     if (count > 0)
         return; /* the blocks of an interrupted eviction are still parked */
     home = here();
-    while (count < VGPU_PARKED_MAX && (bytes = choose()) > 0 && park(bytes, stream) == CUDA_SUCCESS)
-        continue;
+    while (count < VGPU_PARKED_MAX && most >= SMALL_BLOCK_BYTES && (bytes = choose(most)) > 0)
+        if (park(bytes, stream) != CUDA_SUCCESS)
+            most /= 4;
 }
 
 /*
- * Writes a list of pairs: each parked block, and the new block that is to get its contents. Returns a descriptor of it,
- * or -1.
+ * Writes a list of pairs, the last one first: each parked block, and the new block that is to get its contents. Returns
+ * a descriptor of it, or -1.
  */
 static int write_list(const struct block *made)
 {
@@ -189,7 +194,9 @@ static int write_list(const struct block *made)
     int fd = kept((int)syscall(SYS_memfd_create, "vgpu-parked", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     bool good = fd >= 0 && pwrite(fd, &head, sizeof(head), 0) == sizeof(head);
     for (unsigned i = 0; i < count && good; i++) {
-        struct vgpu_parked_block pair = {.from = blocks[i].fd, .to = made[i].fd, .bytes = blocks[i].bytes};
+        unsigned block = count - 1 - i;
+        struct vgpu_parked_block pair = {
+            .from = blocks[block].fd, .to = made[block].fd, .bytes = blocks[block].bytes};
         good = pwrite(fd, &pair, sizeof(pair), (off_t)(sizeof(head) + i * sizeof(pair))) == sizeof(pair);
     }
     if (good && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
@@ -199,56 +206,27 @@ static int write_list(const struct block *made)
     return -1;
 }
 
-/*
- * Asks vgpud to copy the parked blocks into `made`, and waits for the result, or until `stop` returns true (then
- * CUDA_ERROR_NOT_READY).
- */
-static CUresult ask(const struct block *made, bool (*stop)(void))
+/* Waits until the first `number` blocks of the list are copied, or until `stop` returns true. */
+static CUresult copied(int list, unsigned number, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = LOOK_NS};
-    struct vgpu_parked_list head = {.result = VGPU_PARKED_ASKED};
-    int fd = write_list(made);
-    if (fd < 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    __atomic_store_n(asks, VGPU_SWAP_COMING | (uint32_t)fd << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
-    while (head.result == VGPU_PARKED_ASKED && (stop == NULL || !stop())) {
+    for (;;) {
+        struct vgpu_parked_list head;
+        if (pread(list, &head, sizeof(head), 0) != sizeof(head))
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        if (head.result != VGPU_PARKED_ASKED)
+            return (CUresult)head.result;
+        if (head.copied >= number)
+            return CUDA_SUCCESS;
+        if (stop != NULL && stop())
+            return CUDA_ERROR_NOT_READY;
         nanosleep(&pause, NULL);
-        if (pread(fd, &head, sizeof(head), 0) != sizeof(head))
-            break;
     }
-    __atomic_store_n(asks, VGPU_SWAP_COMING, __ATOMIC_SEQ_CST);
-    close(fd);
-    return head.result == VGPU_PARKED_ASKED ? CUDA_ERROR_NOT_READY : (CUresult)head.result;
 }
 
-/*
- * Makes blocks on this device, and has vgpud copy the parked blocks into them. On success they replace the parked
- * blocks.
- */
-static CUresult cross(bool (*stop)(void))
+/* Brings the chunks of a block back. `block` is the block itself, or has its contents on this device. */
+static CUresult land(struct block *block, unsigned number, CUstream stream)
 {
-    struct block *made = calloc(count, sizeof(*made));
-    unsigned ready = 0;
-    CUresult result = made == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && ready < count) {
-        result = make_block(&made[ready], blocks[ready].bytes);
-        ready += result == CUDA_SUCCESS;
-    }
-    if (result == CUDA_SUCCESS)
-        result = ask(made, stop);
-    for (unsigned i = 0; i < ready; i++) {
-        end_block(result == CUDA_SUCCESS ? &blocks[i] : &made[i]);
-        if (result == CUDA_SUCCESS)
-            blocks[i] = made[i];
-    }
-    free(made);
-    return result;
-}
-
-/* Brings the chunks of the last block back. */
-static CUresult land(CUstream stream)
-{
-    struct block *block = &blocks[count - 1];
     CUdeviceptr base;
     CUresult result = CUDA_SUCCESS;
     if (block->handle == 0) {
@@ -265,7 +243,7 @@ static CUresult land(CUstream stream)
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
         for (unsigned i = 0; i < allocation->chunk_count && result == CUDA_SUCCESS; i++) {
             struct vgpu_chunk *chunk = &allocation->chunks[i];
-            if (!chunk->parked || chunk->block != count - 1)
+            if (!chunk->parked || chunk->block != number)
                 continue;
             if (chunk->handle == 0)
                 result = vgpu_chunk_map(allocation, i);
@@ -278,32 +256,92 @@ static CUresult land(CUstream stream)
     return result == CUDA_SUCCESS ? done : result;
 }
 
-/* Records that the chunks of the last block are back on the device. */
-static void settle(void)
+/* Records that the chunks of a block are back on the device. */
+static void settle(unsigned number)
 {
     for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
         for (unsigned i = 0; i < allocation->chunk_count; i++)
-            if (allocation->chunks[i].block == count - 1)
+            if (allocation->chunks[i].block == number)
                 allocation->chunks[i].parked = false;
-    end_block(&blocks[--count]);
+}
+
+/*
+ * Asks vgpud to fill the blocks of `made`. Brings the chunks of each one back as soon as it is filled, and ends it,
+ * which leaves room for the next. `left` counts the blocks of `made` that exist.
+ */
+static CUresult fetch(struct block *made, unsigned *left, CUstream stream, bool (*stop)(void))
+{
+    int list = write_list(made);
+    if (list < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    __atomic_store_n(asks, VGPU_SWAP_COMING | (uint32_t)list << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
+    CUresult result = CUDA_SUCCESS;
+    while (*left > 0 && result == CUDA_SUCCESS) {
+        result = copied(list, count - *left + 1, stop);
+        if (*left == 1)
+            __atomic_store_n(asks, VGPU_SWAP_COMING, __ATOMIC_SEQ_CST); /* all are copied */
+        if (result == CUDA_SUCCESS)
+            result = land(&made[*left - 1], *left - 1, stream);
+        if (result == CUDA_SUCCESS)
+            end_block(&made[--*left]);
+    }
+    __atomic_store_n(asks, VGPU_SWAP_COMING, __ATOMIC_SEQ_CST);
+    close(list);
+    return result;
+}
+
+/*
+ * Makes blocks on this device, and brings the chunks back by way of them. The blocks on the old device stay until all
+ * chunks are back: after an error the chunks are parked there as before.
+ */
+static CUresult cross(CUstream stream, bool (*stop)(void))
+{
+    struct block *made = calloc(count, sizeof(*made));
+    unsigned left = 0;
+    CUresult result = made == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    while (result == CUDA_SUCCESS && left < count) {
+        result = make_block(&made[left], blocks[left].bytes);
+        left += result == CUDA_SUCCESS;
+    }
+    if (result == CUDA_SUCCESS)
+        result = fetch(made, &left, stream, stop);
+    while (left > 0)
+        end_block(&made[--left]);
+    free(made);
+    if (result != CUDA_SUCCESS) {
+        vgpu_parked_away();
+        return result;
+    }
+    behind = count;
+    while (count > 0)
+        settle(--count);
+    return CUDA_SUCCESS;
 }
 
 CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void))
 {
     CUuuid now = count > 0 ? here() : home;
-    if (memcmp(&now, &home, sizeof(home)) != 0) {
-        CUresult result = cross(stop);
-        if (result != CUDA_SUCCESS)
-            return result;
-        home = now;
-    }
+    if (memcmp(&now, &home, sizeof(home)) != 0)
+        return cross(stream, stop);
     while (count > 0) {
-        CUresult result = land(stream);
+        CUresult result = land(&blocks[count - 1], count - 1, stream);
         if (result != CUDA_SUCCESS)
             return result;
-        settle();
+        settle(--count);
+        end_block(&blocks[count]);
     }
     return CUDA_SUCCESS;
+}
+
+unsigned vgpu_parked_behind(void)
+{
+    return behind;
+}
+
+void vgpu_parked_end(void)
+{
+    while (behind > 0)
+        end_block(&blocks[--behind]);
 }
 
 void vgpu_parked_away(void)
@@ -324,8 +362,9 @@ void vgpu_parked_start(uint32_t *phase)
 /* Closes the blocks in a forked child: its copies of the descriptors would keep the memory allocated. */
 static void reset(void)
 {
-    while (count > 0)
-        close(blocks[--count].fd);
+    for (count += behind; count > 0; count--)
+        close(blocks[count - 1].fd);
+    behind = 0;
     memset(&home, 0, sizeof(home));
 }
 VGPU_IN_CHILD(reset);

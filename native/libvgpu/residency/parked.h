@@ -5,8 +5,8 @@
  * that is undone finds the memory where it was. On the new device, which cannot be reached from here, vgpud has the
  * blocks copied into new ones (lease.h, vgpu_parked_list).
  *
- * Precondition of each function: the caller is the thread of swap.h, no other thread is inside, and a context of the
- * device is current.
+ * Precondition of each function: the caller is the thread of swap.h. Of all but vgpu_parked_end: no other thread is
+ * inside, and a context of the device is current.
  */
 #ifndef VGPU_PARKED_H
 #define VGPU_PARKED_H
@@ -25,6 +25,13 @@ void vgpu_parked_out(CUstream stream);
  * still be parked, and the next call continues.
  */
 CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void));
+
+/*
+ * Frees the blocks on the device that the process has left, if chunks have come back from there. This takes 1 ms a GiB
+ * (H200), so the program works meanwhile. vgpu_parked_behind returns their number.
+ */
+void vgpu_parked_end(void);
+unsigned vgpu_parked_behind(void);
 
 /* Takes the chunks that are still parked off the device again: gives up the process's handles of their blocks. */
 void vgpu_parked_away(void);

@@ -10,6 +10,7 @@
 #include "capture.h"
 #include "channels.h"
 #include "evict_copy.h"
+#include "parked.h"
 #include "functions.h"
 #include "driver_overhead.h"
 #include "allocation.h"
@@ -90,6 +91,14 @@ static void say_out(void)
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
     __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
+}
+
+/* Reports HERE, and how many blocks are still on the device that the process has left. */
+static void say_here(void)
+{
+    __atomic_store_n(&phase, VGPU_SWAP_HERE, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_HERE | vgpu_parked_behind() << VGPU_SWAP_KEPT_SHIFT,
+                     __ATOMIC_SEQ_CST);
 }
 
 /* Returns how many bytes may stay on the device. */
@@ -288,8 +297,10 @@ static void come(void)
         return;
     }
     vgpu_overhead_free_ends();
-    say(VGPU_SWAP_HERE);
+    say_here();
     let_in();
+    vgpu_parked_end();
+    say_here();
 }
 
 /* Evicts more of the memory that was kept on the device, because other tenants need the room. */

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,10 @@
     } while (0)
 
 #define DESCRIPTORS 64
+#define CHUNK_BYTES (1ull << 30)
+#define CHUNKS 3u /* they need two blocks: of two chunks, and of one */
+#define BLOCKS 2u
+#define LAST (CHUNKS - 1)
 
 void *vgpu_reals[VGPU_FUNCTIONS];
 static struct vgpu_allocation *allocation;
@@ -108,14 +113,64 @@ static unsigned kept(void)
     return count;
 }
 
-/* Looks while the process waits for the copy: two blocks, and the list of both. */
-static bool look_at_list(void)
+/* Returns the descriptor of the list that waits for a copy. */
+static int list(void)
 {
     int fd = (int)(phase >> VGPU_SWAP_KEPT_SHIFT);
     CHECK((phase & ((1u << VGPU_SWAP_KEPT_SHIFT) - 1)) == VGPU_SWAP_COMING && is_memory(fd));
-    CHECK(kept() == 3);
+    return fd;
+}
+
+static bool is_back(unsigned chunk)
+{
+    return allocation->chunks[chunk].handle != 0;
+}
+
+/* Looks while the process waits for the copy: four blocks, and the list of them. */
+static bool look_at_list(void)
+{
+    struct vgpu_parked_block pairs[BLOCKS];
+    CHECK(pread(list(), pairs, sizeof(pairs), sizeof(struct vgpu_parked_list)) == sizeof(pairs));
+    CHECK(pairs[0].bytes == CHUNK_BYTES && pairs[1].bytes == 2 * CHUNK_BYTES && kept() == 2 * BLOCKS + 1);
     lists++;
     return true;
+}
+
+static void write_word(size_t at, uint32_t word)
+{
+    CHECK(pwrite(list(), &word, sizeof(word), (off_t)at) == sizeof(word));
+}
+
+/* Copies the first block of the list. Then the copy fails, or (for `whole`) goes on. */
+static bool copy_one(bool whole)
+{
+    if (!is_back(LAST)) {
+        CHECK(!is_back(0) && kept() == 2 * BLOCKS + 1);
+        write_word(offsetof(struct vgpu_parked_list, copied), 1);
+        return false;
+    }
+    CHECK(!is_back(0) && kept() == 2 * BLOCKS); /* the block that was taken has ended; those on the old device stay */
+    write_word(whole ? offsetof(struct vgpu_parked_list, copied) : offsetof(struct vgpu_parked_list, result),
+               whole ? BLOCKS : CUDA_ERROR_ILLEGAL_ADDRESS);
+    return false;
+}
+
+static bool copy_one_and_fail(void)
+{
+    return copy_one(false);
+}
+
+static bool copy_one_and_all(void)
+{
+    return copy_one(true);
+}
+
+static bool is_parked(void)
+{
+    for (unsigned i = 0; i < CHUNKS; i++)
+        if (is_back(i) || !allocation->chunks[i].parked)
+            return false;
+    return kept() == BLOCKS;
 }
 
 static void test_a_child_has_none(void)
@@ -128,7 +183,7 @@ static void test_a_child_has_none(void)
         exit(0);
     }
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-    CHECK(kept() == 1);
+    CHECK(kept() == BLOCKS);
 }
 
 int main(void)
@@ -136,19 +191,29 @@ int main(void)
     int out = fcntl(STDOUT_FILENO, F_DUPFD, DESCRIPTORS);
     close(STDIN_FILENO);
     close(STDOUT_FILENO);
-    allocation = calloc(1, sizeof(*allocation) + sizeof(struct vgpu_chunk));
+    allocation = calloc(1, sizeof(*allocation) + CHUNKS * sizeof(struct vgpu_chunk));
     CHECK(allocation != NULL);
-    allocation->bytes = allocation->chunk_bytes = 2 << 20;
-    allocation->chunk_count = 1;
-    allocation->chunks[0].handle = 1;
+    allocation->chunk_bytes = CHUNK_BYTES;
+    allocation->bytes = CHUNKS * CHUNK_BYTES;
+    allocation->chunk_count = CHUNKS;
+    for (unsigned i = 0; i < CHUNKS; i++)
+        allocation->chunks[i].handle = 1;
     vgpu_parked_start(&phase);
     vgpu_parked_out(NULL);
-    CHECK(allocation->chunks[0].parked && kept() == 1);
+    CHECK(is_parked());
     test_a_child_has_none();
     device = 2;
-    CHECK(vgpu_parked_in(NULL, look_at_list) == CUDA_ERROR_NOT_READY && lists == 1 && kept() == 1);
-    device = 1;
-    CHECK(vgpu_parked_in(NULL, NULL) == CUDA_SUCCESS && !allocation->chunks[0].parked && kept() == 0);
+    CHECK(vgpu_parked_in(NULL, look_at_list) == CUDA_ERROR_NOT_READY && lists == 1 && is_parked());
+    CHECK(vgpu_parked_in(NULL, copy_one_and_fail) == CUDA_ERROR_ILLEGAL_ADDRESS && is_parked());
+    device = 1; /* the move is undone */
+    CHECK(vgpu_parked_in(NULL, NULL) == CUDA_SUCCESS && is_back(0) && is_back(LAST) && kept() == 0);
+    vgpu_parked_out(NULL);
+    device = 2;
+    CHECK(vgpu_parked_in(NULL, copy_one_and_all) == CUDA_SUCCESS && is_back(0) && is_back(LAST));
+    CHECK(kept() == BLOCKS); /* on the old device, until the program works again */
+    vgpu_parked_end();
+    CHECK(kept() == 0);
+    CHECK(!allocation->chunks[0].parked && !allocation->chunks[LAST].parked);
     free(allocation);
     return dprintf(out, "ok\n") != 3;
 }

@@ -104,7 +104,7 @@ class Checkpoints:
 
     def session(self, allocation: Allocation) -> AbstractAsyncContextManager[Session]:
         """A session of vgpu-suspend. Users take turns; the turn counts for the user of the allocation."""
-        return self._context.suspender.session(allocation.request.counts_for.uid)
+        return self._context.suspender.session(allocation.request.counts_for.uid, allocation.id)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:

@@ -1,10 +1,8 @@
 """The resources that moves share, and those that one move holds.
 
-Moves of several tenants overlap. Each move takes three resources in the same order, so that moves cannot
-deadlock: the link off the old device, the driver (one session of vgpu-suspend), and the link onto the new
-device. A move frees the link off the old device when it has the driver, and the driver when the tenant's
-processes run. A move that waits longer than _ARRIVE_SECONDS for the link onto the new device gives the
-driver back, because the tenant that uses the link may hang.
+Moves of several tenants overlap. A move by the host takes the link off the old device first, then the driver
+(a session of vgpu-suspend), and frees the link when it has the driver. A move frees the driver when the
+tenant's processes run. No move waits for the link while it has the driver, so moves cannot deadlock.
 """
 
 import asyncio
@@ -16,15 +14,30 @@ from typing import Self
 from vgpud.hardware.suspender import Session
 from vgpud.pace import Pace
 
-_ARRIVE_SECONDS = 5.0  # maximum wait for a link while the session holds the driver
-
 
 class Links:
-    """The links of the devices, by UUID; users take turns for those off a device."""
+    """The links off devices, by UUID, for which users take turns; and the memory that is on its way to
+    devices.
+    """
 
     def __init__(self) -> None:
         self.off: defaultdict[str, Pace] = defaultdict(lambda: Pace(rest_factor=0))
-        self.onto: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.arrivals: list[Holds] = []  # moves whose memory is on its way
+        self._ended = asyncio.Event()
+
+    def arriving_bytes(self, device_uuids: Sequence[str]) -> int:
+        """Bytes of moves whose memory is on its way to the devices; NVML may show a part of it there."""
+        return sum(one.arriving_bytes for one in self.arrivals if {*one.arriving_at} & {*device_uuids})
+
+    async def end_of_one(self) -> None:
+        """Waits until a move ends whose memory was on its way."""
+        await self._ended.wait()
+
+    def end(self, holds: "Holds") -> None:
+        if holds in self.arrivals:
+            self.arrivals.remove(holds)
+            self._ended.set()
+            self._ended = asyncio.Event()
 
 
 class Holds:
@@ -40,15 +53,17 @@ class Holds:
         #: Does the memory go from device to device, without the host? Then the driver is held until it is
         #: there.
         self.direct = False
-        self._off, self._driver, self._onto = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
+        self.arriving_at: tuple[str, ...] = ()
+        self.arriving_bytes = 0
+        self._off, self._driver = AsyncExitStack(), AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *failure: object) -> None:
+        self._links.end(self)
         await self._off.aclose()
         await self.end_driver()
-        await self.end_arrival()
 
     async def leave(self, device_uuids: Sequence[str]) -> None:
         """Takes the links by which memory leaves the devices. `driver` frees them."""
@@ -66,18 +81,10 @@ class Holds:
         self._session = None
         await self._driver.aclose()
 
-    async def arrive(self, device_uuids: Sequence[str]) -> None:
-        """Locks the links to the devices; `end_arrival` unlocks them. If a link is not free within
-        _ARRIVE_SECONDS, ends the driver's session, so that others can use the driver, and waits on.
-        """
-        for uuid in sorted(device_uuids):
-            link = self._links.onto[uuid]
-            try:
-                async with asyncio.timeout(_ARRIVE_SECONDS):
-                    await self._onto.enter_async_context(link)
-            except TimeoutError:
-                await self.end_driver()
-                await self._onto.enter_async_context(link)
+    def arrive(self, device_uuids: Sequence[str], memory_bytes: int) -> None:
+        """Counts memory as being on its way to the devices, until the move ends or is undone."""
+        self.arriving_at, self.arriving_bytes = tuple(device_uuids), memory_bytes
+        self._links.arrivals.append(self)
 
-    async def end_arrival(self) -> None:
-        await self._onto.aclose()
+    def end_arrival(self) -> None:
+        self._links.end(self)

@@ -39,8 +39,8 @@ from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_open_to_others
 from vgpud.proc import start_ticks
 
-# While the driver is busy with another tenant, a tenant with less memory than this is moved through the host,
-# because its host buffer can be made while it waits. A direct move begins only when the driver is free.
+# While the driver is busy with another tenant, a tenant with less memory than this is moved through the host:
+# the contexts of a direct copy would slow the driver down for both.
 _WORTH_BYTES = 4 * GIB
 # Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
 # back: the tenant's process may be stopped
@@ -181,7 +181,6 @@ class Moves:
             return False
         if self._context.suspender.is_busy and self._context.host.movable_bytes(going) < _WORTH_BYTES:
             return False
-        await holds.leave(devices_of(going))
         if await self._reach(holds, going, going.slices[0].device_uuid, going.slices[0].other_uuid):
             return True
         await holds.end_driver()
@@ -271,7 +270,7 @@ class Moves:
         """Undoes a move at the step that `held` has reached. `turned`: the record names the new devices
         already.
         """
-        await holds.end_arrival()
+        holds.end_arrival()
         try:
             steps = rules.end_steps(held)
             if turned:
@@ -365,13 +364,28 @@ class Moves:
     async def _record_move(self, holds: Holds, held: Allocation) -> Allocation:
         moved = rules.turned(held)
         if not is_away(held):
-            # NVML shows the memory of an arriving tenant on the new device only when all of it has arrived
-            await holds.arrive(devices_of(moved))
-            await self._context.inventory.refresh()
-            rules.check_card(held, self._node)
+            await self._arrive(holds, held)
             moved = replace(moved, state=State.RESUMING)
         await self._do.record(moved, Change.MOVE, "move", "record-move")
         return moved
+
+    async def _arrive(self, holds: Holds, held: Allocation) -> None:
+        """Books the memory of the processes on the new devices. If it does not fit beside the memory of other
+        moves, waits for their ends: NVML may show a part of that memory already.
+        """
+        there = devices_of(rules.turned(held))
+        while True:
+            await self._context.inventory.refresh()
+            others = self._links.arriving_bytes(there)
+            try:
+                rules.check_card(held, self._node, others)
+            except VgpuError:
+                if not others:
+                    raise
+                await self._links.end_of_one()
+            else:
+                break
+        holds.arrive(there, sum(process.memory_bytes for process in held.suspended))
 
     async def _evict(self, held: Allocation) -> None:
         """Waits until libvgpu has evicted what it can; the lease has the order already."""
@@ -393,10 +407,9 @@ class Moves:
             coming = surfaced(replace(held, state=State.RESUMING))
             await self._do.limit(coming)
             await self._bring_memory(holds, held, coming)
-            # the snapshot was taken before the memory arrived on the device
-            await self._context.inventory.refresh()
             await self._do.limit(replace(held, state=State.ACTIVE, suspended=()))
-        await holds.end_arrival()
+            await self._swaps.until_behind_is_free(held)
+        holds.end_arrival()
 
     async def _bring_memory(self, holds: Holds, held: Allocation, coming: Allocation) -> None:
         copy = partial(self._copy, holds, held)

@@ -32,6 +32,7 @@ _SAID = {
 }
 _DRAIN_SECONDS = 4.0  # maximum time for the running work of a tenant to end
 _PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
+_BEHIND_SECONDS = 2.0  # maximum time in which libvgpu frees what a tenant that runs has left behind
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
@@ -384,6 +385,17 @@ class Swaps:
         while copy is not None and lists:
             await copy(lists)
             await self._context.activities.wait(late)
+
+
+    async def until_behind_is_free(self, moved: Allocation) -> None:
+        """Waits until libvgpu has freed the memory on the device that the tenant has left; for a bounded
+        time, because the tenant may be stopped.
+        """
+
+        def late(_: bool) -> tuple[str, ...]:
+            return (moved.id,) if any(swap.blocks_behind for swap in self._read(moved)) else ()
+
+        await self._context.activities.wait(late, _BEHIND_SECONDS)
 
 
 def _is_alone(allocation: Allocation) -> bool:
