@@ -328,6 +328,46 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
     end(node, tenant, name)
 
 
+STACK = cuda_program("""
+memory, stack = c.c_uint64(), c.c_size_t()
+begin()
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(8 << 20))
+call("cuCtxSetLimit", 0, c.c_size_t(4096))
+say(ready=True)
+for line in sys.stdin:
+    call("cuCtxGetLimit", c.byref(stack), 0)
+    say(stack=stack.value)
+""")
+
+
+@needs("driver-580")
+def test_the_stack_is_small_while_the_driver_saves_a_tenant_and_the_programs_own_afterwards(
+    cut_node: DemoNode,
+) -> None:
+    """The simulated driver refuses calls that set the stack limit, so the test sees that they were made. A
+    refused reduction does no harm, and an increase for which the device has no memory is tried again.
+    """
+    node = cut_node
+    node.start()
+    refuse = ("fault", "fail", "--function", "cuCtxSetLimit", "--code", "2", "--count")
+    tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", STACK])
+    assert tenant.line()["ready"]
+    (name,) = states(node)
+    simulate(node, *refuse, "1")
+    move(node, name, 3)
+    assert (simulated(node)["faults"], answer(tenant)) == ([], {"stack": 4096})
+    node.stop()
+    node.start(fault_point="move.save-0")
+    with pytest.raises(VgpuError):
+        move(node, name, 0)
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == -signal.SIGKILL
+    simulate(node, *refuse, "2")
+    node.start()
+    assert (simulated(node)["faults"], answer(tenant)) == ([], {"stack": 4096})
+    end(node, tenant, name)
+
+
 @needs("driver-580")
 def test_an_evicted_tenant_is_moved_and_then_resumed_on_the_other_device(node: DemoNode) -> None:
     tenant, name = holding(node)

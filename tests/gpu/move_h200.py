@@ -6,12 +6,13 @@ the scene's claim is true.
 Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and what the process sees
 afterwards), `sizes` (a tenant of 1, 8 and 32 GiB moved three times: new, with unchanged and with changed
 memory, and for how long its calls are held, beside pinned copies of as much out and in; claim: 1.5 s),
-`steps` (what the driver's own part takes),
-`exact` (training runs in PyTorch and JAX and a decoder with CUDA graphs, all at once, each moved back and
-forth 20 times, end bit-equal to undisturbed ones), `grown` (a tenant that allocates more before each of
-several moves keeps all of it), `limit` (its memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
-access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
-times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends bit-equal).
+`steps` (what the driver's own part takes), `exact` (training runs in PyTorch and JAX, a decoder with CUDA
+graphs and a graph with local memory, all at once, each moved back and forth 20 times, end bit-equal to
+undisturbed ones), `grown` (a tenant that allocates more before each of several moves keeps all of it),
+`limit` (its memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices
+with peer access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended,
+several times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends
+bit-equal).
 Needs root, build/native, two GPUs of one kind, driver 580 or later, and a python3 with PyTorch. On the
 simulator: what needs no PyTorch, in MiB. It ends every process that it started.
 """
@@ -340,7 +341,7 @@ def exact(bench: Bench) -> None:
     # with autotuning, two undisturbed runs of JAX may differ
     bench.node.environment["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"
     programs = {"training": TRAIN, "training, expandable segments": TRAIN}
-    programs |= {"decoder": holding.DECODE, "JAX": holding.JAX}
+    programs |= {"decoder": holding.DECODE, "local memory": holding.LOCAL, "JAX": holding.JAX}
     runs = [(kind, times) for kind in programs for times in (0, TIMES)]
     with ThreadPoolExecutor(len(runs)) as pool:
         begun = [pool.submit(train, bench, times, bench.move, programs[kind], kind) for kind, times in runs]

@@ -457,7 +457,8 @@ def test_a_tenant_whose_memory_does_not_fit_beside_that_of_another_move_waits_fo
         async with node(tmp_path) as n:
             for name in ("first", "second"):
                 await n.add(name, 0)
-            full = replace(NODE.devices[1], memory_used_bytes=NODE.devices[1].memory_usable_bytes - HELD * 3 // 2)
+            used = NODE.devices[1].memory_usable_bytes - HELD * 3 // 2
+            full = replace(NODE.devices[1], memory_used_bytes=used)
             n.world.gateway.node = replace(NODE, devices=(NODE.devices[0], full, *NODE.devices[2:]))
             plain = n.world.keeper.suspends.swaps.processes
 

@@ -16,6 +16,7 @@
 /* interval between attempts to map a chunk on a full device; copying a chunk takes ten times as long */
 #define ROOM_LOOK_NS 300000
 #define ROOM_LOOKS 100u
+#define SMALL_STACK_BYTES 16
 
 struct copy {
     struct vgpu_allocation *allocation;
@@ -35,6 +36,7 @@ static struct {
 static pthread_mutex_t line_lock =
     PTHREAD_MUTEX_INITIALIZER; /* held for a step of vgpu_evict_prepare, and while a context ends */
 static CUresult error;
+static size_t stack;   /* the program's stack limit, which is lowered while the driver saves; 0: it is not */
 static uint64_t *told; /* the word in the slot where the size of the host buffer is published */
 
 CUresult vgpu_evict_error(void)
@@ -256,12 +258,25 @@ void vgpu_evict_park(void)
     end();
 }
 
-void vgpu_evict_unlock(void)
+void vgpu_evict_ready(void)
 {
     if (line.context == NULL || !begin(line.context))
         return;
     vgpu_hostbuf_unlock();
+    if (stack == 0 && (CALL(cuCtxGetLimit, &stack, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS ||
+                       CALL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, SMALL_STACK_BYTES) != CUDA_SUCCESS))
+        stack = 0;
     end();
+}
+
+/* Gives the program its stack back. Returns CUDA_ERROR_OUT_OF_MEMORY if there is no room for the local memory. */
+static CUresult give_stack(void)
+{
+    CUresult result = stack == 0 ? CUDA_SUCCESS : CALL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, stack);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        return result;
+    stack = 0;
+    return CUDA_SUCCESS;
 }
 
 static bool has_context(const struct vgpu_allocation *allocation, void *context)
@@ -345,11 +360,11 @@ static void settle(bool stays)
 bool vgpu_evict_in(bool (*stop)(void))
 {
     const struct vgpu_allocation *first = vgpu_allocations();
-    if (first == NULL)
+    if (first == NULL && stack == 0)
         return true;
-    if (!begin(first->context))
+    if (!begin(first == NULL ? NULL : first->context))
         return false;
-    bool mapped = good(vgpu_parked_in(line.stream, stop)) && bring_in(stop);
+    bool mapped = good(vgpu_parked_in(line.stream, stop)) && bring_in(stop) && good(give_stack());
     bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
     /*
      * If the device is out of memory, the chunks that are back on it stay, and the next call continues. After any other
@@ -385,6 +400,7 @@ void vgpu_evict_forget(CUcontext context)
 {
     if (line.context == context) {
         memset(&line, 0, sizeof(line));
+        stack = 0;
         vgpu_digest_forget();
         vgpu_hostbuf_unlocked();
     }
@@ -399,6 +415,7 @@ void vgpu_evict_start(uint64_t *host_bytes, uint32_t *phase)
 static void reset(void)
 {
     memset(&line, 0, sizeof(line));
+    stack = 0;
     pthread_mutex_init(&line_lock, NULL);
     vgpu_hostbuf_reset();
 }

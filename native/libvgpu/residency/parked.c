@@ -28,7 +28,7 @@ static struct block {
 } blocks[VGPU_PARKED_MAX];
 static unsigned count;
 static unsigned behind; /* blocks on the old device whose contents have crossed; `count` is 0 then */
-static CUuuid home; /* device of the blocks; all zero: this process cannot import them */
+static CUuuid home;     /* device of the blocks; all zero: this process cannot import them */
 static uint32_t *asks;
 
 static CUuuid here(void)
@@ -195,8 +195,7 @@ static int write_list(const struct block *made)
     bool good = fd >= 0 && pwrite(fd, &head, sizeof(head), 0) == sizeof(head);
     for (unsigned i = 0; i < count && good; i++) {
         unsigned block = count - 1 - i;
-        struct vgpu_parked_block pair = {
-            .from = blocks[block].fd, .to = made[block].fd, .bytes = blocks[block].bytes};
+        struct vgpu_parked_block pair = {.from = blocks[block].fd, .to = made[block].fd, .bytes = blocks[block].bytes};
         good = pwrite(fd, &pair, sizeof(pair), (off_t)(sizeof(head) + i * sizeof(pair))) == sizeof(pair);
     }
     if (good && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)

@@ -275,7 +275,7 @@ static void go(void)
         vgpu_evict_park();
     if (!captures && vgpu_evict_out(may_keep())) {
         if (saves != VGPU_SAVES_NOTHING)
-            vgpu_evict_unlock();
+            vgpu_evict_ready();
         say_out();
         return;
     }

@@ -386,7 +386,6 @@ class Swaps:
             await copy(lists)
             await self._context.activities.wait(late)
 
-
     async def until_behind_is_free(self, moved: Allocation) -> None:
         """Waits until libvgpu has freed the memory on the device that the tenant has left; for a bounded
         time, because the tenant may be stopped.
