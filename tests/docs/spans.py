@@ -91,6 +91,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_programs --build build/native --out F --seconds 3 --asked": _CARD,
     "python -m tests.e2e.matrix": _SUITE,
     "python -m tests.gpu.compute_programs": _CARD,
+    "python -m tests.gpu.compute_programs --seconds 9 --programs decoder training --besides": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut stretched": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut alone modes": _CARD,

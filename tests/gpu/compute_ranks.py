@@ -210,7 +210,10 @@ torch.cuda.synchronize()
 captured = torch.cuda.CUDAGraph()
 with torch.cuda.graph(captured, capture_error_mode="thread_local"):
     work()
-ways = {"eager": work, "graphs": captured.replay}
+def pause_and_work():
+    time.sleep(0.0018)
+    work()
+ways = {"eager": work, "graphs": captured.replay, "pauses": pause_and_work}
 loaded = "/libvgpu.so" in open("/proc/self/maps").read()
 print(json.dumps({"state": "ready", "libvgpu": loaded}), flush=True)
 for line in sys.stdin:
@@ -306,7 +309,8 @@ class Jobs:
 def nccl(bench: Bench) -> Line | list[Line]:
     """NCCL jobs alone, beside each other and beside a program on one of their GPUs, native and as tenants.
 
-    A step is a matrix product and an all-reduce, eager or in a CUDA graph, and a broadcast.
+    A step is a matrix product and an all-reduce, eager, in a CUDA graph or after a pause of 1.8 ms of the
+    host, and a broadcast.
     """
     if len(bench.uuids) < 2:
         return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")
@@ -316,7 +320,7 @@ def nccl(bench: Bench) -> Line | list[Line]:
         jobs = Jobs(bench, stack)
         one, two = jobs.tenants
         out = [jobs.measure("", "native", [jobs.single_native]), jobs.measure("", "alone", [jobs.single])]
-        for way in ("eager", "graphs"):
+        for way in ("eager", "graphs", "pauses"):
             out.append(jobs.measure(way, "native", jobs.native[:1]))
             out.append(jobs.measure(way, "native, two jobs", jobs.native))
             beside = [jobs.native[0], jobs.single_native]
