@@ -37,7 +37,7 @@ _REFUSED = {
     "reload policy": (LogEvent.POLICY_REJECTED, Message.POLICY_REJECTED),
 }
 _AUDIT = LogEvent.AUDIT, Message.AUDIT
-# Changes that vgpud makes because something is wrong. Alerts look for lines of this priority.
+# Changes that vgpud makes because something is wrong. They are logged as warnings, for which alerts look.
 _WARNINGS = frozenset({"fail", "mark"})
 
 

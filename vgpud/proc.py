@@ -391,7 +391,7 @@ def members_of(cgroup: Path) -> list[int]:
         if not groups:
             break
         folder = groups.popleft()
-        with suppress(OSError):  # the group was removed meanwhile, or its path is too long
+        with suppress(OSError):  # the cgroup was removed meanwhile, or its path is too long
             text = (folder / "cgroup.procs").read_text()
             found += [int(line) for line in text.split() if line != "0"]
             with os.scandir(folder) as entries:

@@ -19,7 +19,7 @@ struct lease;
  */
 int identity_of_peer(int socket_fd, struct lease *lease, pid_t *pid);
 
-/* Returns whether the process is alive. While it is alive, its pid is not reused. */
+/* Returns whether the process is alive: if so, its pid still belongs to it and not to a later process. */
 bool identity_alive(int pidfd);
 
 /*

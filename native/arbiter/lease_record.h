@@ -81,7 +81,7 @@ struct lease {
     uint32_t cuts;    /* how often `usage` was longer, or used more blocks, than allowed */
     struct rate rate; /* the lease's token bucket (rest.h) */
     bool resting;
-    uint32_t long_looks; /* number of consecutive expensive looks at the lease's locks */
+    uint32_t long_looks; /* number of consecutive looks at the lease's locks that took too long (rest.c) */
     bool shut;           /* the lease's locks are no longer checked, and its files stay open */
     bool look_later;     /* the next tick looks at disconnected processes and at claimed slots */
     /* for each slot: number of consecutive looks that found the claimed slot without a lock */

@@ -87,7 +87,7 @@ def test_a_process_that_is_forbidden_a_system_call_is_still_limited(card: Card, 
 def test_memory_of_dead_processes_that_never_registered_is_given_back(card: Card) -> None:
     """A system-call filter kept these processes from connecting, so the arbiter is not told of their end."""
     lease = lease_of(card)
-    # each process leaves the memory of a context in its slot; the lease has room for three
+    # each process ends with the memory of a context still counted in its slot; the lease has room for three
     for _ in range(8):
         done = run(card, lease, "deny", "connect", str(errno.EPERM))
         assert (done.returncode, done.stderr) == (0, "")

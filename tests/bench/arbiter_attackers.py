@@ -82,7 +82,7 @@ def messages(lease: Path, stands: Done) -> None:
 
 
 def messages_of_all_slots(lease: Path, stands: Done) -> None:
-    """Each of 256 registered connections sends a message, all at once, repeatedly."""
+    """256 registered connections send a message each, one after the other, repeatedly."""
     tenants = [Tenant(lease, slot) for slot in range(layout.MAX_SLOTS)]
     stands()
     while True:

@@ -203,7 +203,7 @@ def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode
 
 
 @needs("driver-580")
-def test_a_deep_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> None:
+def test_a_failed_resumption_after_a_deep_suspension_leaves_the_tenant_suspended(node: DemoNode) -> None:
     tenant, name = holding(node)
     for function in ("cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"):
         suspend(node, name, deep=True)

@@ -163,7 +163,7 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
 
 
 @needs("root", "driver-580")
-def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
+def test_another_users_process_on_a_whole_card_is_not_suspended(node: DemoNode) -> None:
     """NVML lists a process of another user on the tenant's device. vgpud does not suspend that process."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     words = [*as_user(4242, 4242), sys.executable, "-c", PROGRAM, str(SIZE_MIB)]

@@ -31,7 +31,7 @@ STOPPED_EVERY_SECONDS = 0.04
 STOPPED_MOST_SECONDS = 0.5
 DETAILS_MAX = 40
 EXITING = 4  # PF_EXITING of include/linux/sched.h; the flags are field 9 of /proc/PID/stat
-# the word of an operation, and its name, as in memory_families.c
+# the value that a process writes while it does an operation (memory_families.c), and the operation's name
 OPERATIONS = {0: "nothing", 100: "context", 101: "ended"} | {
     1 + 2 * index + half: f"{verb} {family}"
     for index, family in enumerate(FAMILIES)

@@ -365,7 +365,7 @@ class Cluster:
 
     def watch(self, name: str) -> dict[str, Any]:
         """Allocates a claim with admin access to all devices, even those that other claims hold (KEP-5018).
-        The scheduler of 1.36.2 requires that a shared device has the requested capacity.
+        As the scheduler of 1.36.2 does, refuses a shared device that lacks the requested capacity.
         """
         claim = self.allocate(name, "quota", among=lambda _: False, count=0) or {}
         for one in self.pool()[0]:

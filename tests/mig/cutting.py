@@ -360,7 +360,7 @@ def cut_at_each_point(
         except Cut:
             pass
         else:
-            return  # the plan has fewer points, so it has run to its end
+            return  # the plan has fewer than `at` points, so it ran to its end
         cut(card, disk, draw.randint(1, 12))
         try:
             Node1(card, disk).start()

@@ -75,7 +75,7 @@ def test_a_change_of_compute_instances_cut_at_any_point_converges_at_the_next_st
     assert at > 3
 
 
-def test_a_change_of_layout_touches_only_the_compute_instances_that_differ() -> None:
+def test_a_change_of_layout_touches_only_the_gpu_and_compute_instances_that_differ() -> None:
     """GPU instances that stay divided are kept, and so are compute instances that both layouts have."""
     draw = random.Random(2)
     for _ in range(60):

@@ -33,7 +33,7 @@ WAYS = ("direct", "dlsym", "proc")
 
 
 class Node:
-    """A simulated node with guarded programs and a control daemon that the test starts and kills."""
+    """A simulated node, a control daemon that the test starts and kills, and programs that load the guard."""
 
     def __init__(self, sim: SimNode, folder: Path, guard: Path) -> None:
         self.sim, self.guard = sim, guard

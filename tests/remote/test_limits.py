@@ -124,7 +124,7 @@ def test_a_remote_program_that_does_not_read_its_data_stops_only_itself(standing
 
 def _relayed(remote: RemoteNode, token: str) -> int:
     """The bytes that the door has passed on for the user's sessions."""
-    remote.set_clock(remote.clock + 10)  # the door limits the rate of status calls
+    remote.set_clock(remote.clock + 10)  # later, because the door limits the rate of status calls
     shown, errors = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
     assert shown, errors
     return sum(int(one["bytes"]) for one in json.loads(shown)["sessions"])

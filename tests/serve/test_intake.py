@@ -98,7 +98,9 @@ def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, s
 
 
 def serves(live: Live) -> bool:
-    """Returns whether a call is answered. On a busy machine a call may miss a short deadline."""
+    """Returns whether a call is answered, and the node is well. The deadline is long, because a busy machine
+    misses a short one.
+    """
     with Client(live.ro, 300) as client, contextlib.suppress(VgpuError):
         return client.get_node().status == "well"
     return False

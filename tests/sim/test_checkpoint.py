@@ -229,7 +229,9 @@ def test_a_process_is_restored_on_other_devices(sim_node: Make) -> None:
     assert used_mib(node)[0] == CONTEXT_MIB + 1500
 
 
-def test_a_restore_on_another_model_or_a_device_in_use_is_refused(sim_node: Make) -> None:
+def test_a_restore_is_refused_on_another_model_or_on_a_device_that_another_process_has_exclusively(
+    sim_node: Make,
+) -> None:
     node = sim_node("mixed")
     devices = node.dump()["devices"]
     other = next(d for d in devices if d["name"] != devices[0]["name"])

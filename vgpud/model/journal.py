@@ -20,7 +20,7 @@ class Message(StrEnum):
     DEVICE_FAULT_REPORTED = (
         "e853be2891c23b33c2e416ef68d88b1c"  # the driver reported an Xid error, a fatal error or a lost device
     )
-    HELPER_DIED = "739554963bf8d224fb3dab35c261f299"  # an MPS control daemon died, and its tenants died too
+    MPS_DAEMON_DIED = "739554963bf8d224fb3dab35c261f299"  # an MPS control daemon died, and its tenants too
     ARBITER = "378b22473d0146858dc278f0f19412e7"  # the arbiter does not answer, has ended, or runs again
     POLICY_RELOADED = "fe2d0d7f01eb621b47b4592cf1da0298"  # a new policy is in force
     POLICY_REJECTED = "438eb91e83cebe095e18ab3ca2f9172a"  # a policy was rejected; the old one stays in force

@@ -363,9 +363,7 @@ class Preload:
         await self._order_once(ArbiterClient.look, allocation_id)
 
     def registered(self, allocation_id: str) -> Registered:
-        """The arbiter's state of the lease. Blocks. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT if the
-        arbiter does not answer.
-        """
+        """The arbiter's state of the lease. Blocks. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT."""
         return self._arbiter.registered(allocation_id)
 
     def learn(self, allocation_id: str) -> None:

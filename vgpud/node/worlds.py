@@ -53,7 +53,7 @@ def mps_world(
     def died(device_uuid: str, sentence: str) -> None:
         held = keeper()
         if held is not None:
-            held.failures.helper_died(device_uuid, sentence)
+            held.failures.mps_daemon_died(device_uuid, sentence)
 
     def notice(device_uuid: str, sentence: str, audited: bool = False) -> None:
         held = keeper()

@@ -272,7 +272,9 @@ def arrived(allocation: Allocation) -> Allocation:
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """Returns the steps of a move. Precondition: `other_uuid` of each slice is the move's target device."""
+    """Returns the steps of a move. Precondition: `other_uuid` of each slice that moves is its target device,
+    and is empty for a slice that stays.
+    """
     lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),

@@ -319,7 +319,9 @@ class DeviceRule(PolicyTable):
 
 
 class PlannerSettings(PolicyTable):
-    """How a device is chosen among those that fit, and how much of the places one user may have."""
+    """How a device is chosen among those that fit, and which part of the places for shared slices one user
+    may have.
+    """
 
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"

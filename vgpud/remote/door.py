@@ -246,7 +246,11 @@ class RemoteDoor:
             await _send(writer, wire.answer({"user": found["user"], "sessions": rows}))
             await finish(writer)
         else:
-            raise VgpuError(ErrorCode.BAD_REQUEST, "only the door may ask for settings", "open a session")
+            raise VgpuError(
+                ErrorCode.BAD_REQUEST,
+                "a client may not ask for the settings, only the door may",
+                "open a session",
+            )
 
     def _count_asked(self, address: str) -> None:
         """Limits the rate at which a network can start session processes. Raises VgpuError(OVER_QUOTA)."""
@@ -320,7 +324,9 @@ class RemoteDoor:
                 if not by_network:
                     whose = (_OPENINGS_OF_A_NETWORK, f"from {network_of(call.address)}")
                 sentence = f"{whose[0]} sessions are being opened {whose[1]}, which is the limit"
-                raise VgpuError(ErrorCode.OVER_QUOTA, sentence, "try again when one of these is open")
+                raise VgpuError(
+                    ErrorCode.OVER_QUOTA, sentence, "try again when one of these sessions has been opened"
+                )
             yield
 
     async def ask(self, call: wire.Call) -> tuple[socket.socket, dict[str, Any]]:

@@ -40,7 +40,7 @@ def main() -> int:
 
 def _serve(door: socket.socket, call: wire.Call) -> None:
     if isinstance(call, wire.Attach | wire.Resume):
-        sentence = "the call to a remote session is not open, status or settings"
+        sentence = "a session process answers only the calls open, status and settings"
         raise VgpuError(ErrorCode.BAD_REQUEST, sentence, wire.JOURNAL)
     if isinstance(call, wire.Settings):
         from vgpud.remote import session

@@ -200,9 +200,8 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
             owner_uid=grant.uid,
             owner_gid=grant.gid,
         )
-        planned = client.plan(
-            request
-        ).slices  # empty if vgpud refuses the request; `allocate` raises the reason
+        # a plan has no slices if vgpud refuses the request; `allocate` then raises the reason
+        planned = client.plan(request).slices
         check_quota(grant, _sizes_of(planned), held, _form(planned))
         made = client.allocate(request)
         try:

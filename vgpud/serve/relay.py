@@ -75,8 +75,9 @@ class ConnectionLimits:
 
 
 class Relay:
-    """Serves the sockets in `listening` until it is closed. `onward` is grpcio's socket. `folder` is where
-    the unique names are.
+    """Serves the sockets in `listening` until it is closed, and passes each connection on to `onward`, the
+    socket of grpcio. In `folder` each connection to grpcio gets a socket name of its own, which identifies
+    the caller to grpcio.
     """
 
     def __init__(

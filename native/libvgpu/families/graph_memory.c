@@ -272,8 +272,8 @@ static void add_graph(CUgraph graph, struct vgpu_graph_need *need, int depth)
 }
 
 /*
- * Returns all that a graph can add. The driver takes memory for the whole graph (measured on an H200: 64 nodes of 1 MiB
- * take 64 MiB).
+ * Returns the memory that a graph can take. The driver takes memory for all nodes of the graph (measured on an H200: 64
+ * nodes of 1 MiB take 64 MiB).
  */
 static struct vgpu_graph_need need_of(CUgraph graph)
 {

@@ -215,7 +215,7 @@ static CUresult enter_first(void)
         return result;
     }
     set_limits(&lease.first);
-    generation_seen = 1; /* an odd value, which differs from every valid page, so that the first use reads the limits */
+    generation_seen = 1; /* odd, which no finished write of the limits is, so that the first use reads the limits */
     __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

@@ -17,8 +17,9 @@
 struct vgpu_allocation;
 
 /*
- * Returns a record for memory that the driver is asked for next, with the record's `prop`: a copy of this one, without
- * RDMA. Returns NULL if libvgpu evicts no such memory, or the host has no memory for the record.
+ * Returns a record for memory that the caller is about to create. The caller passes the driver the `prop` of the record,
+ * which is a copy of `prop` without RDMA. Returns NULL if libvgpu does not evict such memory, or the host has no memory
+ * for the record.
  */
 struct vgpu_allocation *vgpu_physical_make(uint64_t bytes, const CUmemAllocationProp *prop);
 

@@ -10,8 +10,8 @@ void limits_init(struct limits *l)
 }
 
 /*
- * Sets the thread percentage. 0, values above 100 and text that is no number keep the old value; no error is printed
- * (measured).
+ * Sets the thread percentage. A value that is not above 0, or is above 100, keeps the old value, and so does text that
+ * does not begin with a number; no error is printed (measured).
  */
 void limits_set_percentage(struct limits *l, const char *text)
 {

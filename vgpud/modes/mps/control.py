@@ -189,7 +189,7 @@ class MpsControl:
         self.ask(f"set_{name}{server} {share.value:g}")
         answer = self.ask(f"get_{name}{server}")
         if server and _says_nothing(answer, answers.share(answer) is None):
-            log.warning(LogEvent.MPS_SHARE_UNREADABLE, server=server.strip(), answer=answer)
+            log.warning(LogEvent.MPS_SERVER_SHARE_UNREADABLE, server=server.strip(), answer=answer)
         elif answers.refusal(answer) or not answers.share_agrees(share.value, answers.share(answer)):
             raise _refused(name.replace("_", " "), f"{share.value:g}", answer)
 

@@ -68,7 +68,7 @@ def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | 
     if stat is None or uids is None:
         return None
     name = allocation_of(pid) or ""
-    user = SUBORDINATE.user_of(uids[0]) or None  # uids of root's ranges can be those of several containers
+    user = SUBORDINATE.user_of(uids[0]) or None  # several containers may use the same uid of root's ranges
     facts = ProcessFacts(pid, stat.start_ticks, uids[0], mounted_lease(pid, owners), name, user)
     return facts, stat.parent
 

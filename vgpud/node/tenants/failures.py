@@ -26,10 +26,10 @@ class Failures:
         self._transitions = context.transitions
         self._spawn = context.background.spawn
 
-    def helper_died(self, device_uuid: str, sentence: str) -> None:
+    def mps_daemon_died(self, device_uuid: str, sentence: str) -> None:
         """Called when an MPS daemon died, with which its tenants die: marks their allocations as failed."""
         why = f"{sentence}; vgpud marks their allocations as failed"
-        log.error(LogEvent.HELPER_DIED, message_id=Message.HELPER_DIED, device=device_uuid, why=why)
+        log.error(LogEvent.MPS_DAEMON_DIED, message_id=Message.MPS_DAEMON_DIED, device=device_uuid, why=why)
         self._transitions.lost(device_uuid)
         self._spawn(self.mark_on(device_uuid, sentence))
 

@@ -43,7 +43,7 @@ class Lifetimes:
         try:
             pidfd = proc.pin(lifetime.pid, lifetime.start_ticks)
         except OSError as error:
-            log.error(LogEvent.PROCESS_WATCH_DELAYED, allocation=allocation_id, why=error.strerror)
+            log.error(LogEvent.PROCESS_WATCH_FAILED_RETRYING, allocation=allocation_id, why=error.strerror)
             self._later[allocation_id] = loop.call_later(_RETRY_SECONDS, self.watch, allocation_id, lifetime)
             return
         if pidfd is None:

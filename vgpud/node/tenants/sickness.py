@@ -61,7 +61,7 @@ class Sickness:
         await asyncio.gather(*(self.tend(one.uuid) for one in devices if one.health is Health.SICK))
 
     async def tend(self, device_uuid: str) -> None:
-        """Cares for a device until it is well or lost. Does nothing if another call already cares for the
+        """Cares for a device until it is no longer sick. Does nothing if another call already cares for the
         device.
         """
         if device_uuid in self._tended:
