@@ -89,7 +89,7 @@ class Cards:
     """Two fake devices."""
 
     def __init__(self) -> None:
-        self.cards = Card(), Card()
+        self.cards: tuple[Card, ...] = Card(), Card()
         self.scissors = self.cards[0].scissors
 
     def __getattr__(self, name: str) -> Any:
@@ -117,6 +117,16 @@ def test_a_failed_step_brings_back_the_old_layouts_of_its_device_and_of_those_af
     assert cards.keys() == wanted
     Node1(cards, disk).start()  # type: ignore[arg-type]
     assert cards.keys() == wanted
+
+
+def test_a_device_that_has_left_the_node_ends_no_reconciliation() -> None:
+    cards = Cards()
+    node = Node1(cards, Disk())  # type: ignore[arg-type]
+    node.apply(*words_of(STATES[1]))
+    cards.cards = cards.cards[:1]
+    cards.cards[0].instances.clear()
+    run(node.layouts.converge())
+    assert cards.keys() == [keys(STATES[1])]
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())

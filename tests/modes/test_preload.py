@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from tests import clock
+from tests.node.world import device
 from vgpud.lease import SharePolicy
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
 from vgpud.modes.preload import ARBITER_UNIT, Preload, PreloadRules, limits_of
 from vgpud.proc import Running
+from vgpud.units import UnitSpec
 
 QUARTER = Percent(2500)
 RULES = {
@@ -59,12 +61,12 @@ def test_the_lease_of_an_mps_tenant_has_no_share_and_no_priority() -> None:
 
 
 class Watched:
-    """Units whose arbiter always runs. `stopped` lists the units that were stopped."""
+    """Units whose arbiter runs. `stopped` lists the units that were stopped."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
 
-    def running(self, name: str) -> Running:
+    def running(self, name: str) -> Running | None:
         return Running(name, 1, 1)
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
@@ -125,3 +127,36 @@ def test_an_arbiter_that_hangs_is_reported_and_then_killed(tmp_path: Path) -> No
         silent.bind(str(tmp_path / "arbiter" / "control.sock"))
         silent.listen()
         clock.run(hang())
+
+
+class Refusing(Watched):
+    """Units whose arbiter starts at the third attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attempts = 0
+
+    def running(self, name: str) -> Running | None:
+        return super().running(name) if self.attempts == 3 else None
+
+    def start(self, spec: UnitSpec) -> None:
+        self.attempts += 1
+        if self.attempts < 3:
+            raise VgpuError(ErrorCode.HELPER_FAILED, "told to fail", "")
+
+
+def test_vgpud_starts_without_an_arbiter_that_does_not_start_and_tries_again(tmp_path: Path) -> None:
+    units: Any = Refusing()
+    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases", arbiter=tmp_path / "none")
+    world: Any = SimpleNamespace(allocations=tuple, notice=lambda sentence: None)
+    none: Any = None
+
+    async def start() -> None:
+        preload = Preload(units, paths, world, none)
+        for index, part in enumerate(held().slices):
+            await preload.resume(device(index), part)
+        assert units.attempts == 1
+        await clock.until(lambda: units.attempts == 3)
+
+    (tmp_path / "leases" / "a").mkdir(parents=True)
+    clock.run(start())

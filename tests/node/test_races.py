@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -380,6 +381,32 @@ def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 8 * GIB)
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
+
+    clock.run(work())
+
+
+def test_vgpud_starts_although_the_edits_of_an_allocation_cannot_be_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converged: list[bool] = []
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            state = await w.ledger.load()
+
+        async def stale() -> tuple[str, ...]:
+            return (held.id,)
+
+        async def converge() -> None:
+            converged.append(True)
+
+        mig: Any = SimpleNamespace(own_instances=frozenset, stale=stale, converge=converge)
+        async with world(tmp_path) as w:
+            monkeypatch.setattr(w.keeper, "mig", mig)
+            w.effectors[Mode.PRELOAD].fail = {"attach"}
+            await recover(w.keeper, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
+            assert converged and held.id in w.keeper.book
 
     clock.run(work())
 

@@ -276,9 +276,14 @@ class Preload:
 
     async def resume(self, device: Device, part: Slice) -> None:
         """At the start of vgpud: restarts an arbiter that died while vgpud was stopped, and applies a changed
-        policy.
+        policy. If the arbiter does not start, vgpud starts without it and tries again.
         """
-        await self.ensure_arbiter()
+        if self._restart is None or self._restart.done():
+            try:
+                await self.ensure_arbiter()
+            except VgpuError as error:
+                log.error(LogEvent.ARBITER_START_FAILED, why=str(error), details=error.details)
+                self._restart = asyncio.ensure_future(self._start_again())
         self.follow_rules(device.uuid)
         for allocation in self._world.allocations():
             if any(held.device_uuid == device.uuid for held in allocation.slices):

@@ -346,11 +346,14 @@ class MigLayouts:
 
     async def converge_device(self, device_uuid: str) -> None:
         """Reconciles one device with its desired layout. A failed step is logged, and tried again at the next
-        reconciliation, for example when a slice leaves the device. Raises VgpuError(NO_SUCH_DEVICE).
+        reconciliation, for example when a slice leaves the device. Does nothing if the device has left the
+        node.
         """
         async with self._converging.setdefault(device_uuid, asyncio.Lock()):
             await self._inventory.refresh()
-            await self._converge(self._inventory.device(device_uuid))
+            device = self._inventory.node.device(device_uuid)
+            if device is not None:
+                await self._converge(device)
 
     async def _converge(self, device: Device) -> None:
         plan = self._missing(device)
