@@ -52,32 +52,26 @@ class Publisher:
         """
         self._cluster = None
 
-    async def publish(self, build: Build) -> bool:
+    async def publish(self, build: Build) -> None:
         """Makes the node's slices in the cluster equal to those that `build` returns. If the server drops
-        features, `build` is called again without them. Returns True if the last such pass changed anything.
+        features, `build` is called again without them.
 
         Raises VgpuError, also if another writer changed the slices at the same time; the next call then
         continues.
         """
         try:
-            return await self._publish(build)
+            await self._publish(build)
         except Refusal as error:
             if error.status in _NOT_TAKEN:
                 self.ask_anew()
             raise
 
-    async def _publish(self, build: Build) -> bool:
+    async def _publish(self, build: Build) -> None:
         cluster = await self._able()
-        changed = await self._make(build(cluster))
         # Features that the server dropped are left out, and devices that need them are not published.
-        while changed:
-            poorer = _poorer(cluster, changed)
-            if poorer == cluster:
-                return True
+        while (poorer := _poorer(cluster, await self._make(build(cluster)))) != cluster:
             _say(poorer)
             self._cluster = cluster = poorer
-            changed = await self._make(build(poorer))
-        return False
 
     async def _able(self) -> Cluster:
         now = clock.now()
