@@ -141,6 +141,8 @@ def test_vgpu_sim_run_makes_a_simulated_node_for_one_program(tmp_path: Path) -> 
         (ROOT / "configs/sim/t4x1.toml").read_text().replace("\ncc = ", "\ntimeslice_us = 0\ncc = ")
     )
     assert "time slice" in vgpu_sim("run", "--profile", str(still), "--", "true").stderr
+    still.write_bytes(b'name = "\xff"')
+    assert f"{still}: " in vgpu_sim("run", "--profile", str(still), "--", "true").stderr
     assert "cannot run nonsense" in vgpu_sim("run", "--profile", "t4x1", "--", "nonsense").stderr
 
 

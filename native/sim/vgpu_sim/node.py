@@ -85,7 +85,7 @@ class Node:
         inode.
 
         `driver` is a driver branch. If it is empty, the branch is that of VGPU_SIM_DRIVER or else of the
-        profile. Raises NodeError, ProfileError, and UnicodeDecodeError (profile.load).
+        profile. Raises NodeError, and ProfileError.
         """
         branch = driver or os.environ.get("VGPU_SIM_DRIVER", "")
         loaded = profiles.with_driver(profiles.load(name, list(self.tree.profiles)), branch)

@@ -184,13 +184,12 @@ def load(name: str, directories: list[Path]) -> dict[str, Any]:
     """Reads a profile. A profile with the single key `same_as` is another name of the profile that the key
     names.
 
-    Raises ProfileError if the profile is missing, cannot be read or is not TOML, and UnicodeDecodeError if it
-    is not UTF-8.
+    Raises ProfileError if the profile is missing, cannot be read, or is not TOML in UTF-8.
     """
     path = find(name, directories)
     try:
         with path.open("rb") as file:
             found = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as exc:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ProfileError(f"{path}: {exc}") from exc
     return load(found["same_as"], directories) if found.keys() == {"same_as"} else found
