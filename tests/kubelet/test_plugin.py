@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.kubelet.conftest import MEMORY, Turned, node_in, run
+from tests.kubelet.conftest import FAST, MEMORY, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
 from tests.node.world import FakeGateway, device, request
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Health, Node
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Mode, Mount, State
+from vgpud.serve.kubelet.plugin import Plugin
 
 UNITS = "vgpud.io/memory-gib"
 CARDS = """version = 1
@@ -164,6 +165,32 @@ def test_a_policy_reload_changes_the_resources_of_a_running_kubelet(short: Path)
             await node.policy(MEMORY + 'unit = "2GiB"\n')
             await node.kubelet.healthy(UNITS, 80)
 
+    run(story())
+
+
+def test_a_resource_that_a_policy_reload_changes_is_served_by_one_plugin(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Plugin] = []
+    start, stop = Plugin.start, Plugin.stop
+
+    async def noted(plugin: Plugin) -> None:
+        started.append(plugin)
+        await start(plugin)
+
+    async def slow(plugin: Plugin) -> None:
+        await stop(plugin)
+        await asyncio.sleep(5 * FAST.look)
+
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.policy(MEMORY + 'unit = "2GiB"\n')
+            await node.kubelet.healthy(UNITS, 80)
+            assert [plugin.serving for plugin in started] == [False, True]
+
+    monkeypatch.setattr(Plugin, "start", noted)
+    monkeypatch.setattr(Plugin, "stop", slow)
     run(story())
 
 

@@ -123,6 +123,9 @@ class KubeletDoor:
         self._kubelet = kubelet
         self._pace = pace or Pace()
         self._plugins: dict[str, Plugin] = {}
+        # Plugins that `_serve` is to stop. It alone starts and stops plugins, so that none is started while
+        # it is being stopped.
+        self._gone: list[Plugin] = []
         self._dirty = asyncio.Event()
         self._served: tuple[int, int] | None = None
         self._complained: dict[str, str] = {}
@@ -146,7 +149,7 @@ class KubeletDoor:
             await run_all(work, self._pace.retry)
         finally:
             self.allocator.started.close()
-            for plugin in self._plugins.values():
+            for plugin in (*self._gone, *self._plugins.values()):
                 await plugin.stop()
 
     # --- for the plugins
@@ -183,7 +186,7 @@ class KubeletDoor:
             await until_changed(self._dirty, self._settings.check_seconds, self._pace.settle)
 
     async def _renew(self) -> None:
-        """Starts, stops and updates plugins, so that they agree with the policy, the cards and the
+        """Makes, drops and updates plugins, so that they agree with the policy, the cards and the
         allocations.
         """
         settings = self._settings
@@ -195,20 +198,19 @@ class KubeletDoor:
                 return
         devices = self._room.devices
         wanted = {r.name: r for r in resources_of(settings, devices, self._room.profiles)}
-        for name in [name for name in self._plugins if name not in wanted]:
-            await self._plugins.pop(name).stop()
+        plugins = {}
         for name, resource in wanted.items():
             plugin = self._plugins.get(name)
             if plugin is None or plugin.resource != resource:
-                if plugin is not None:
-                    await plugin.stop()
                 plugin = Plugin(resource, self._kubelet.plugins / socket_name(name), self)
             listed = self._shares(resource, devices)
             if not listed:
                 self._say_why(resource, devices)
             # The list is set before the plugin is registered, so that the kubelet gets it at once.
             await plugin.update(listed)
-            self._plugins[name] = plugin
+            plugins[name] = plugin
+        self._gone += [plugin for name, plugin in self._plugins.items() if plugins.get(name) is not plugin]
+        self._plugins = plugins
 
     def _say_why(self, resource: Resource, devices: Sequence[Device]) -> None:
         matching = [device for device in devices if resource.rule.match.covers(device)]
@@ -248,6 +250,9 @@ class KubeletDoor:
 
     async def _serve(self) -> None:
         while True:
+            while self._gone:
+                await self._gone[0].stop()
+                del self._gone[0]
             life = self._kubelet.life() if self._plugins else None
             if life != self._served:
                 self._served = life
