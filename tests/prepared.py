@@ -197,9 +197,14 @@ def _import_all() -> None:
     from vgpud.model.errors import VgpuError
     from vgpud.planner.geometry import geometry_for
     from vgpud.policy.load import load
+    from vgpud.serve.documents import adapter
+    from vgpud.serve.dra.prepared import Prepared
+    from vgpud.serve.kubelet.holds import Hold
     from vgpud.settings import load_settings
 
     parse(["ls"])
+    for kind in (Hold, Prepared):
+        adapter(kind)
     # the profiles as vgpud reads them on a simulated node, whose NVML names them without "MIG "
     bare = [replace(one, name=one.name.removeprefix("MIG "), compute=()) for one in H200_PROFILES]
     geometry_for(tuple(with_compute(one, presumed(one)) for one in sorted(bare, key=lambda one: one.id)))

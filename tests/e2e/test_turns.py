@@ -69,12 +69,12 @@ ended.set()
 # Holds a pattern in pieces of several sizes; the second piece may be larger than a chunk of libvgpu. Prints
 # for each line of input their addresses and whether the pattern is unchanged.
 HOLD = cuda_program("""
-import random
 held = []
 begin()
 second_mib = int(sys.argv[2]) if len(sys.argv) > 2 else 6
 for size in [int(sys.argv[1]) << 20, second_mib << 20, 3 << 20, 2 << 20, 4096]:
-    memory, data = c.c_uint64(), random.Random(size).randbytes(min(size, 1 << 20))
+    # a period of 251 bytes divides no page, and pieces of different sizes begin at different bytes of it
+    memory, data = c.c_uint64(), (bytes(range(251)) * 4179)[size % 249:][:min(size, 1 << 20)]
     call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
     for at in range(0, size, 64 << 20):
         call("cuMemcpyHtoD_v2", c.c_uint64(memory.value + at), data, c.c_size_t(min(len(data), size - at)))

@@ -1,8 +1,8 @@
 """Dataclasses of one kind in a table of the ledger, one row each: a key, and the value as JSON."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import Generic, TypeVar
+from functools import cache, lru_cache
+from typing import Any, Generic, TypeVar
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +16,12 @@ log = structlog.get_logger(__name__)
 _DECODED_KEPT = 8192
 
 
+@cache
+def adapter(kind: type) -> TypeAdapter[Any]:
+    """The adapter of a dataclass. It takes some milliseconds to make."""
+    return TypeAdapter(kind)
+
+
 class Documents(Generic[T]):
     """A row that cannot be read is left out and logged. Changes raise VgpuError as those of Rows do, and then
     change nothing.
@@ -24,7 +30,7 @@ class Documents(Generic[T]):
     def __init__(self, rows: Rows, kind: type[T], key: Callable[[T], str]) -> None:
         self._rows = rows
         self._key = key
-        self._kind = TypeAdapter(kind)
+        self._kind: TypeAdapter[T] = adapter(kind)  # type: ignore[arg-type] # a class is hashable
         self._name = kind.__name__
         self._decode = lru_cache(_DECODED_KEPT)(self._read)
 
