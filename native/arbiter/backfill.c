@@ -89,7 +89,9 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
     bool pressed = load >= PRESSED_LOAD;
     entity->pressed_until = pressed ? now + PRESSED_NS : now;
     entity->pressed_ns = pressed ? entity->pressed_ns + (double)span_ns : 0;
-    /* beside other tenants, work takes longer: the time counts multiplied by the tenant's part of the device */
+    /*
+     * beside other tenants, the tenant's work takes longer: its busy time counts multiplied by its part of the device
+     */
     judge(entity, busy * (double)span_ns * fair_part_beside(entity), (1 - busy) * (double)span_ns, now);
     if (is_shared(entity->device))
         try_turns(entity->device, now);
@@ -102,7 +104,7 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
  */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns, uint64_t now)
 {
-    if (now < entity->light_until) /* the tenant runs beside others, which is why it uses less */
+    if (now < entity->light_until) /* the tenant runs beside others, so it uses less than its share in any case */
         return gap_ns;
     double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
     double rest_ns = fair_share(entity) * (worked_ns + gap_ns) - used_ns;
@@ -115,7 +117,7 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
     for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
         struct sched_entity *entity = tenant->entities[d];
         double used = (double)(entity->count.used_ns - entity->used_before_ns);
-        /* 0 of busy time: the process has reported its load while its work ran */
+        /* only the gap is judged here: the busy time was judged when the process reported its load */
         judge(entity, 0, unused_ns(entity, used, gap, now), tenant->idle_since);
         entity->used_before_ns = entity->count.used_ns;
         if (now - tenant->idle_since >= LIGHT_NS)
@@ -149,9 +151,9 @@ static bool too_far_ahead(const struct sched_entity *entity, const struct sched_
 }
 
 /*
- * Does the tenant have a `hard` share of a device for which no other tenant competes, besides others? On that device its
- * tokens pay for its time, not for the part of it that its kernels get on the shared one. So its share would be used up
- * by kernels that wait for each other.
+ * Does the tenant, which may have several devices, have a `hard` share of a device for which no other tenant competes?
+ * On that device its tokens pay for the whole time. If the tenant shares another device meanwhile, its kernels there
+ * are slower, and its kernels on the first device wait for them. The wait would use up the hard share.
  */
 static bool loses_by_sharing(const struct sched_tenant *tenant)
 {
@@ -205,7 +207,10 @@ static bool affords(const struct sched_tenant *tenant)
     return earns || (backfills ? !empty : run_queue_must_wait(tenant) == 0);
 }
 
-/* A gang needs a holder on one of its devices only: on a free one it is in the way of no tenant. */
+/*
+ * May the tenant run beside the holders of all devices for which it waits? A device without a holder needs no check,
+ * because the tenant hinders no other tenant there; at least one of the devices must have a holder.
+ */
 static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
 {
     bool beside = false;

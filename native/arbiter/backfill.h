@@ -24,8 +24,8 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 
 /*
  * Must the holder give its slice to the next tenant? It must if the holder is far ahead in virtual time, the next
- * tenant's work has gaps, and its priority is not lower; only with the engine cut. A tenant whose work has gaps cannot
- * make up later for the time that it waits.
+ * tenant's work has gaps, and the next tenant's priority is not lower than the holder's; only with the engine cut. A
+ * tenant whose work has gaps cannot make up later for the time that it waits.
  */
 bool backfill_yields(const struct sched_entity *holder, const struct sched_entity *next, uint64_t now);
 

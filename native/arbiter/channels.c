@@ -164,8 +164,9 @@ static void write_bit(unsigned char *usage_map, uint32_t slot, size_t word, uint
 }
 
 /*
- * Sets or clears a device's bit in two words of a slot's table. The threads of all devices and the event loop's thread
- * write these words, so a lock is held. `doubtful` qualifies `off`, so it is set before `off` and cleared after it.
+ * Sets or clears a device's bit in the words `off` and `doubtful` of a slot's table (lease.h). The threads of all
+ * devices and the event loop's thread write these words, so the function holds a lock. `doubtful` says that the bit in
+ * `off` may be wrong, so it is set before `off` and cleared after it.
  */
 static void write_states(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bool off, bool doubtful)
 {

@@ -14,16 +14,16 @@
 
 #define KERNEL_RUNS_ON_NS 250000u /* how long a kernel still runs after the call that stops it: measured on an H100 */
 /*
- * maximum of the time that counts as lost in a call: a longer call waits for the driver's lock, while the tenant's
- * kernel still runs
+ * maximum of the time in a disabling call for which the device counts as idle: a longer call waits for the driver's
+ * lock, while the tenant's kernel still runs
  */
 #define LOST_MAX_NS 1000000u
 /* least interval between two orders to disable the same entity, because its tenant can cause such orders */
 #define AGAIN_NS 5000000u
 #define LOAD_NS 10000000u      /* interval between two readings of the tenants' load samples on a shared device */
-#define LOAD_AGAIN_NS 5000000u /* least interval between two readings, because a tenant can cause them */
-#define LOAD_MIN_MS 5u         /* least time on the device that a report covers */
-#define LOAD_MAX_MS 10000u     /* most time on the device that a report covers */
+#define LOAD_AGAIN_NS 5000000u /* least interval between two such readings, which a tenant can cause */
+#define LOAD_MIN_MS 5u         /* least time on the device that a report of a tenant's load covers */
+#define LOAD_MAX_MS 10000u     /* most time on the device that a report of a tenant's load covers */
 #define NS_PER_MS 1000000u
 /*
  * Number of refused orders in a row after which the engine cut is given up. A channel may be freed between its listing
@@ -77,8 +77,8 @@ struct cut_entity {
     uint64_t off_at;
     uint64_t lost_ns;          /* time of the ending slice in which none of the entity's work ran */
     struct channels_load load; /* the counters of the last report */
-    uint64_t loaded_at;        /* time of the last reading; 0: none */
-    bool load_shared;          /* whether other tenants were on the device at loaded_at */
+    uint64_t loaded_at;        /* time of the last reading of the load samples; 0: none */
+    bool load_shared;          /* whether other tenants were on the device at the last reading */
 };
 
 static struct cut_device *devices;

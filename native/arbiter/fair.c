@@ -251,7 +251,7 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
     double length = fair_quantum(entity);
     double ahead = fair_ahead(entity, now);
     if (ahead > entity->device->round_ns / 2)
-        return length; /* the entity is far ahead, so the others cannot use the time now */
+        return length; /* an entity gets this far ahead only if the others cannot use the time */
     return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 
@@ -288,7 +288,7 @@ static double streams(const struct sched_entity *entity)
     return entity->streams > 1 ? entity->streams : 1;
 }
 
-/* Returns the number of streams among which the driver divides the device's time. */
+/* Returns the number of streams (of all tenants on the device) among which the driver divides the device's time. */
 static double on_device(const struct sched_device *device)
 {
     double all = 0;

@@ -89,7 +89,7 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now)
     tenant->wanted = 0;
 }
 
-/* Returns the devices that are held, but that no process with the slice is known to use. */
+/* Returns the devices that the tenant holds, but that none of its running processes is known to use, as bits. */
 static uint32_t unused(const struct sched_tenant *tenant)
 {
     uint32_t bits = tenant->held;

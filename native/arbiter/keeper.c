@@ -14,8 +14,9 @@
 
 #define STACK_BYTES 65536
 /*
- * Wait before a socket is closed: a child of the holder that is between fork(2) and exec(2), or a holder that ends, has a
- * copy, and must not be the last to close it.
+ * How long the keeper waits before it closes a socket. The holder (the process for which the keeper holds sockets) may
+ * still have a copy while it ends, and so may its child between fork(2) and exec(2). Neither must be the last to close
+ * the socket.
  */
 #define SETTLE_S 1
 
@@ -245,7 +246,10 @@ static void drop_all(void)
         drop(held[held_count - 1].message.number);
 }
 
-/* The holder has closed the line, and goes on: it has another keeper, which holds what the holder has open. */
+/*
+ * Called when the holder has closed its connection to this keeper, but still runs: the holder has another keeper by
+ * then, which holds the holder's open sockets. So this keeper closes all of its copies.
+ */
 static void leave_all(void)
 {
     while (held_count > 0) {

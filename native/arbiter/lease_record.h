@@ -34,7 +34,7 @@ struct process {
     int32_t pid; /* the pid in the arbiter's pid namespace */
     uint32_t slot;
     uint32_t owner;
-    uint32_t adopted;            /* devices, as bits, for which its record of disabled channels was read (cut.c) */
+    uint32_t adopted;            /* devices, as bits, for which the process's channel table was read (cut.c) */
     struct identity_image image; /* the process's program at registration */
     enum process_look due;       /* the most urgent reason for a look that is queued */
     /*

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static STAILQ_HEAD(, lease) due = STAILQ_HEAD_INITIALIZER(due);
-static struct source source = {.fd = -1, .slow = true}; /* an eventfd, readable while `due` is not empty */
+static struct source source = {.fd = -1, .slow = true}; /* an eventfd, readable while a look is due */
 static bool (*look_at)(struct lease *lease);
 
 void looks_add(struct lease *lease)

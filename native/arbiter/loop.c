@@ -14,9 +14,12 @@
 static void serve_slow(struct source *source, uint32_t events);
 
 static int epoll_fd = -1;
-/* an epoll instance, which is itself a source of epoll_fd */
+/* the epoll instance of the slow sources; epoll_fd watches it like any other source */
 static struct source slow_sources = {.fd = -1, .ready = serve_slow};
-/* closed for a moment when the descriptor table is full, so that loop_accept can accept and close a connection */
+/*
+ * a spare descriptor: if the process's descriptor table is full, loop_accept closes it for a moment, accepts the
+ * connection in its place and closes the connection
+ */
 static int spare_fd = -1;
 static struct source *dead_list;
 static void (*after_batch)(void);

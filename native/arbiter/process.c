@@ -174,7 +174,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
         return NULL;
     }
     lease->processes = process;
-    lease_hold(lease); /* cannot fail, because the caller holds the lease's files too */
+    lease_hold(lease); /* the call cannot fail, because the caller holds the lease's files too */
     return process;
 }
 

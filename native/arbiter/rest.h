@@ -12,8 +12,8 @@
 
 /*
  * Starts this module. `tick` is called every 100 ms for each lease that rests, and once after rest_look_later, with
- * `look` true. It may call rest_look_later for the next tick. Must be called once, after loop_open. Returns 0 or
- * -errno.
+ * `look` true. `tick` may call rest_look_later for the next tick. rest_open must be called once, after loop_open.
+ * Returns 0 or -errno.
  */
 int rest_open(void (*tick)(struct lease *lease, bool look));
 

@@ -49,7 +49,7 @@ struct sched_device {
     double weights;      /* sum of the weights of all active entities; 1 is the whole device */
     double none_weight;  /* weight of an active entity that has no limit */
     double round_ns;     /* length of a round */
-    double own_round_ns; /* the length that the device's own entities need */
+    double own_round_ns; /* length of a round that the device's own entities need; round_ns may be longer (fair.c) */
 };
 
 /* An entity: a tenant on one device. */
@@ -71,7 +71,7 @@ struct sched_entity {
     double busy_ns;
     double gaps_ns;
     uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
-    uint64_t used_before_ns;   /* value of count.used_ns before the present or last work */
+    uint64_t used_before_ns;   /* value of count.used_ns at the beginning of the present work, or else the last */
     /* number of streams among which the driver divides time while the tenant runs beside others; 0: not known */
     uint32_t streams;
     /* until this time the tenant's work counts as having gaps: it backfills, and others backfill its slices */
@@ -143,8 +143,8 @@ struct sched_tenant {
     uint64_t idle_ns;   /* idle time of the process that gave its slice back last */
     bool idle_measured; /* the arbiter measured idle_ns; otherwise the process reported it */
     /*
-     * devices, as bits, on which `unproven_ns` of the last slice stay charged until the tenant has stayed away for so
-     * long
+     * devices, as bits, of the last slice. By the tenant's own report it was idle there for `unproven_ns` more than the
+     * arbiter believes: this time stays charged until the tenant has held no slice for as long
      */
     uint32_t unproven;
     uint64_t unproven_ns;

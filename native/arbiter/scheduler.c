@@ -10,7 +10,7 @@
 #include "run_queue.h"
 
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000u /* maximum of idle time at the end of a slice that is believed */
+#define IDLE_MAX_NS 2000000u /* longest idle time at the end of a slice that is believed to a process */
 /* least length of a slice of a tenant that is ahead, before a tenant whose work has gaps interrupts it */
 #define SLICE_LEAST_NS 3000000u
 #define WINDOW_SHORT_NS 100000u

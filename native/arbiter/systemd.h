@@ -7,7 +7,7 @@
 
 /*
  * Sends WATCHDOG=1 from the event loop, twice in each interval of systemd's watchdog (WATCHDOG_USEC). Precondition: the
- * event loop is open. A keeper that was killed is replaced meanwhile. Returns 0 or -errno.
+ * event loop is open. The same timer replaces a keeper (keeper.h) that was killed. Returns 0 or -errno.
  */
 int systemd_watch_open(void);
 

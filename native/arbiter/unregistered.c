@@ -69,7 +69,7 @@ static enum aside look(struct lease *lease, struct claimed *claimed)
     return done;
 }
 
-/* Returns false if the slot must be cleared later. */
+/* Clears a slot if no process holds its lock. Returns false if the caller must try again later. */
 static bool clear(struct lease *lease, uint32_t slot)
 {
     if (!lease_hold(lease))

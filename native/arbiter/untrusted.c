@@ -24,7 +24,10 @@
  */
 #define KEEPER_MAX 100000u
 #define KEEPER_SPARE 16u /* descriptors that a keeper needs for itself */
-/* Wait for a keeper that reads no messages. A killed one may not end: a thread of it may wait in a close. */
+/*
+ * How long the arbiter waits for a keeper that reads no messages. It does not wait for the keeper's end: a killed
+ * keeper does not end while one of its threads waits in a close.
+ */
 #define KEEPER_ANSWER_MS 250
 
 extern char **environ;
@@ -78,7 +81,7 @@ static bool make_room(int fd)
     return true;
 }
 
-/* Leaves the keeper, which closes what it holds, and starts another one. */
+/* Closes the connection to the keeper, if there is one; that keeper then closes its sockets. Starts another keeper. */
 static void start_keeper(void)
 {
     int pair[2];
@@ -200,11 +203,12 @@ ssize_t untrusted_recv(int fd, void *data, size_t size)
 void untrusted_close(int fd)
 {
     untrusted_renew();
-    /* if no keeper holds the socket yet: for instance a listener that accepted no connection */
+    /* gives the keeper a copy if it has none yet, for instance of a listener that accepted no connection */
     untrusted_hold(fd, UINT64_MAX);
     bool held = is_held(fd);
     if (held)
-        shutdown(fd, SHUT_RDWR); /* the tenant sees the end, although the keeper has a copy */
+        /* ends the connection for the tenant: a close alone would not, because the keeper has a copy */
+        shutdown(fd, SHUT_RDWR);
     if ((size_t)fd < table_room)
         table[fd].held = false;
     close(fd);

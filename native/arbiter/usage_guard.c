@@ -95,7 +95,7 @@ static void look(struct source *source, uint32_t ready)
     (void)ready;
     if (read(source->fd, &event, sizeof(event)) != (ssize_t)sizeof(event))
         return;
-    struct lease *lease = lease_by_watch(event.wd); /* NULL if the event is from before the watch ended */
+    struct lease *lease = lease_by_watch(event.wd); /* NULL: the watch has ended since the event */
     if (lease != NULL && !rest_afford(lease, 1))
         unwatch(lease);
     if (lease != NULL)
