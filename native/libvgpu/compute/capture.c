@@ -22,7 +22,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *begun; /* list of captures in progress; guarded by `lock` */
 /* number of captures in `begun`, those that begin, and those whose stream is being destroyed */
 int vgpu_captures;
-/* held from vgpu_capture_forbid on; a capture waits up to FORBIDDEN_MAX_NS for it */
+/*
+ * held from vgpu_capture_forbid to vgpu_capture_allow; a thread that begins a capture waits for it, at most
+ * FORBIDDEN_MAX_NS
+ */
 static pthread_mutex_t forbidden = PTHREAD_MUTEX_INITIALIZER;
 
 bool vgpu_capture_forbid(void)
@@ -153,8 +156,8 @@ static CUresult began(struct capture *capture, CUresult result)
 }
 
 /*
- * Returns the stream under which a capture is recorded that a function with the suffix _ptsz begins or ends. For such
- * functions, NULL is the thread's own stream.
+ * Converts the stream argument of a function with the suffix _ptsz, for which NULL means the thread's own stream, to the
+ * stream by which this file records captures.
  */
 static CUstream per_thread(CUstream stream)
 {

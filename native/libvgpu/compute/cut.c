@@ -15,19 +15,19 @@
 
 #define WATCH_NS 250000u /* interval between two checks for idleness */
 #define WATCH_BRIEF_NS 40000u
-#define WATCH_OFF_NS 1000000u /* interval while the process is off the device, where it cannot become idle */
+#define WATCH_OFF_NS 1000000u /* interval of such checks while the process is off the device and cannot become idle */
 #define QUIET_NS 400000u      /* the process counts as idle after this time without a call, if no work is left */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* maximum of that time, for a program that is soon busy again: see learn_quiet_time() */
+#define QUIET_MAX_NS 3000000u /* maximum of the adapted time without a call: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
 #define SAMPLE_MAX_MS 20u /* a sample stands for at most this time since the sample before */
 /* samples of the process's own work take at most one part in so many of the time */
 #define SAMPLE_COSTS 100u
-#define MARKER_PASSES_NS 20000u /* time in which a marker on an idle device completes, which takes 5 to 10 us */
+#define MARKER_PASSES_NS 20000u /* how long to wait for a marker: on an idle device it completes within 5 to 10 us */
 /*
  * Time after which a slice is requested for a process that counts as idle, although it made no call. It may have work:
- * without membarrier(2), a thread may already have passed the check of the flag when the process is taken for idle; and
+ * without membarrier(2), a thread may begin a call unseen, if it checked just before the process counted as idle; and
  * another process may cause work here. No call would request a slice for such work. Further requests follow, each after
  * ten times as long (at most DOUBT_MAX_NS), until a call comes.
  */
@@ -40,7 +40,7 @@
 static struct {
     pthread_mutex_t lock;
     uint64_t *allow; /* the word `allow` that the launch path checks (launches.h) */
-    bool active;     /* the rescue thread reads it without the lock */
+    bool active;     /* the process is under the engine cut; the rescue thread reads this word without the lock */
     bool watch;
     bool brief;
     bool idle;
@@ -49,7 +49,7 @@ static struct {
     bool sampled; /* the last drain was begun while the program made calls */
     bool marked;  /* the last drain was begun after the program's last call */
     uint64_t looked_at;
-    uint64_t busy_at;    /* time of the check before the first check that found no calls */
+    uint64_t busy_at;    /* time of the last check before the program stopped making calls */
     uint64_t sample_at;  /* earliest time of the next sample */
     uint64_t sampled_at; /* time of the last sample, or of the last check that found the process off the device */
     uint64_t calls;
@@ -69,7 +69,7 @@ static void say(uint32_t kind, uint64_t idle_ns)
     message.turn.length_ns = idle_ns;
     message.turn.devices = vgpu_in_flight_declare();
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* errors are ignored here: the link's thread handles them */
+    vgpu_link_send(&message); /* an error is ignored here: the link's thread notices a broken connection */
 }
 
 static void set_active(bool active)
@@ -285,7 +285,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
             cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;
             say(VGPU_MSG_DONE, now - cut.busy_at);
-        } else { /* a call that came in between did not see the flag */
+        } else { /* a call began before set_idle(true), so it did not report itself */
             set_idle(false);
             cut.marked = false;
         }
@@ -301,7 +301,7 @@ static bool put_back(void)
     for (uint32_t d = 0; d < count; d++) {
         char uuid[VGPU_UUID_BYTES];
         vgpu_tenant_uuid(d, uuid);
-        (void)vgpu_uuid_parse(uuid, ids[d]); /* cannot fail: limits with any other text are refused */
+        (void)vgpu_uuid_parse(uuid, ids[d]); /* cannot fail: limits with an invalid UUID are refused at reading */
     }
     return vgpu_channels_enable((const uint8_t (*)[16])ids, count);
 }

@@ -5,7 +5,7 @@
 #include "lease_limits.h"
 
 #define TURN_MIN_NS 200000u
-#define DEBT_MAX_NS 1e9 /* maximum of device time over the share that later waits pay back, which bounds the wait */
+#define DEBT_MAX_NS 1e9 /* maximum of the overrun that later slices pay back: it bounds the wait after a long kernel */
 
 uint64_t vgpu_duty_turn(struct vgpu_duty *duty, double share, uint64_t now_ns, uint64_t *wait_ns)
 {

@@ -36,7 +36,7 @@ enum state { CLOSED, OPEN, FREE, CUT };
 
 static struct {
     pthread_mutex_t lock;
-    enum state state; /* waiting threads read it without holding the lock */
+    enum state state; /* waiting threads read this word without the lock */
     bool linked;
     bool gated;  /* the process has no channels of its own, so the engine cut is impossible */
     bool held;   /* the process has a slice: from the grant until none of its work is left on the device */
@@ -140,7 +140,7 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
                                       .flags = flags,
                                       .devices = vgpu_in_flight_declare()};
     message.turn.sent_ns = now_ns();
-    vgpu_link_send(&message); /* errors are ignored here: the link's thread handles them */
+    vgpu_link_send(&message); /* an error is ignored here: the link's thread notices a broken connection */
 }
 
 static void want(uint64_t now)
@@ -156,7 +156,7 @@ static void give_back(uint64_t now)
 {
     bool more = gate.waiting > 0 && !vgpu_suspended_now();
     gate.held = false;
-    /* from now on this process has no work in the driver, which must be reported */
+    /* from now on this process has no work in the driver, and the answer to LOOK must say so */
     gate.look = gate.look || vgpu_suspended_now();
     vgpu_in_flight_idle();
     note_launches();
@@ -241,7 +241,7 @@ static void wait_for_turn(void)
             pthread_mutex_unlock(&gate.lock);
             vgpu_suspended_wait();
             pthread_mutex_lock(&gate.lock);
-            /* excluded from the wait that is counted, because the share does not cause this part */
+            /* throttled_ns does not count the time of a suspension, because the share does not cause it */
             began += now_ns() - now;
             continue;
         }
@@ -468,7 +468,7 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     /* a launch that is being paced is already counted, but has not reached the driver */
     bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
-    /* read only once, so that a launch from here on makes the next check find another count */
+    /* the count is read once: any later launch makes the next check find another count */
     uint64_t count = vgpu_launches_counted();
     bool quiet = gate.state == OPEN && count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
@@ -523,8 +523,9 @@ static int64_t own_turn(uint64_t now)
 }
 
 /*
- * Returns whether there is unfinished work. If nothing was launched since the last check, a drain shows it, which the
- * first such call begins. While the gate is closed, a slice that is still held counts as work.
+ * Returns whether there is unfinished work. `same`: nothing was launched since the last check; a drain then shows
+ * whether work is left. The first such call begins the drain, and later calls check it. While the gate is closed, a
+ * slice that is still held counts as work.
  */
 static bool is_busy(bool closed, bool held, bool same)
 {
@@ -587,7 +588,7 @@ static int64_t cut_tick(void)
     if (!became_idle || !vgpu_suspended_now())
         return wait;
     pthread_mutex_lock(&gate.lock);
-    gate.look = true; /* from now on this process has no work in the driver, which must be reported */
+    gate.look = true; /* from now on this process has no work in the driver, and the answer to LOOK must say so */
     pthread_mutex_unlock(&gate.lock);
     return 0;
 }

@@ -42,7 +42,7 @@ struct context_queue {
     struct vgpu_drain_job job;
 };
 
-static struct context_queue *queues; /* one for each live context that libvgpu knows */
+static struct context_queue *queues; /* list with one record for each live context that libvgpu knows */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t launched_to; /* devices with launches, as bits */
 /*
@@ -230,7 +230,7 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         uint64_t count = launched();
         uint32_t last = (queue->head - 1) % RING;
         queue->used = true;
-        /* otherwise the last marker already covers all launches so far */
+        /* no marker is needed if the last one comes after all launches so far */
         if (queue->tail == queue->head || queue->counts[last] < count)
             record(queue, stream, per_thread, count);
         reap(queue);
@@ -356,7 +356,7 @@ void vgpu_in_flight_idle(void)
     pthread_mutex_lock(&lock);
     for (struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
         queue->used = false;
-        queue->barrier = queue->head + 1; /* the first marker may have been recorded during the switch of contexts */
+        queue->barrier = queue->head + 1; /* not `head`: the first marker may be recorded during a switch of contexts */
     }
     pthread_mutex_unlock(&lock);
 }

@@ -353,7 +353,7 @@ void vgpu_channels_start(int usage_fd, uint32_t slot)
     pthread_mutex_lock(&lock);
     table = mapped != MAP_FAILED ? mapped : NULL;
     if (table != NULL)
-        /* the word may still have the value of the slot's former owner */
+        /* the word `off` may still have the value of the slot's former owner */
         __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
     publish();
     pthread_mutex_unlock(&lock);

@@ -39,7 +39,7 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
     return own;
 }
 
-/* Leaves a call: the cleanup function of a variable. NULL means that nothing was entered. */
+/* Leaves a call. The compiler calls it at the end of the block (attribute cleanup). *own NULL: no call was entered. */
 static inline void vgpu_inside_leave(struct vgpu_inside **own)
 {
     if (*own == 0)

@@ -92,7 +92,7 @@ struct vgpu_inside *vgpu_suspended_enter(void)
         if ((__atomic_load_n(&vgpu_suspended.bits, __ATOMIC_ACQUIRE) & (VGPU_SUSPENDED_LEASE | VGPU_SUSPENDED_IDLE)) ==
             0)
             return own;
-        /* the process may have become idle in between; the next turn of the loop then reports this call */
+        /* the process may have become idle before vgpu_inside_enter; the next turn of the loop then reports this call */
         vgpu_inside_leave(&own);
     }
 }
@@ -152,7 +152,7 @@ void vgpu_suspended_start(const struct vgpu_limits *page, struct vgpu_slot *own)
 {
     limits = page;
     slot = own;
-    /* the word may still have the value of the slot's former owner */
+    /* the word `wants` may still have the value of the slot's former owner */
     __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST);
     tell_start(page, own);
     vgpu_suspended_answer(0, false, false);

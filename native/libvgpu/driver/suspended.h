@@ -52,8 +52,9 @@ static inline struct vgpu_inside *vgpu_suspended_called(void)
 }
 
 /*
- * Placed before a driver call other than a launch; it covers the rest of the block. Of two concurrent counts one may be
- * lost: only a change of the number matters, and an atomic addition costs 5 ns more.
+ * Placed before a driver call other than a launch: the thread counts as inside the driver until the end of the block.
+ * If two threads count a call at the same time, one count may be lost: only a change of the number matters, and an
+ * atomic addition costs 5 ns more.
  */
 #define vgpu_suspended_call() \
     struct vgpu_inside *inside_call_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_suspended_called()

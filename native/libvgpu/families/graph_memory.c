@@ -46,11 +46,11 @@ static struct {
         uint64_t needs; /* bytes that all executable graphs need, including those destroyed since the last trim */
         uint64_t gone;
         /*
-         * bytes of the graphs whose launches are in progress and have claimed nothing, because these graphs still had
-         * their memory
+         * bytes of the graphs of relying launches: launches in progress that have claimed nothing, because their graphs
+         * still had their memory
          */
         uint64_t relying;
-        uint64_t kept; /* claims of launches that have ended, which are kept for the relying ones */
+        uint64_t kept; /* claims of launches that have ended, kept because a relying launch may use their memory */
     } of[VGPU_MAX_DEVICES];
 } graphs = {.bindings = 1};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -88,8 +88,8 @@ static uint64_t held_on(int device)
 }
 
 /*
- * Returns the most that a launch that needs `bytes` can add: no more than is missing if all graphs had separate memory;
- * while a trim is in progress, `bytes`.
+ * Returns the maximum by which a launch that needs `bytes` can increase the memory that the driver holds for graphs:
+ * never more than would be missing if all graphs had separate memory; while a trim is in progress, `bytes`.
  */
 static uint64_t most_added(int device, uint64_t bytes)
 {
@@ -140,7 +140,7 @@ static bool settle(int device)
     uint64_t before = graphs.of[device].charged;
     uint64_t held = held_on(device);
     if (held < before && graphs.of[device].relying > 0)
-        held = before; /* a relying launch may need the memory that was trimmed */
+        held = before; /* a relying launch (see `relying`) may need the memory that was trimmed */
     if (held > before)
         vgpu_account_add(vgpu_tenant_account(), (unsigned)device, held - before);
     else if (held < before)
@@ -343,7 +343,7 @@ static uint64_t take_kept(int device)
     return kept;
 }
 
-/* Leaves a claim for the relying launches, if there are any. Otherwise returns false. */
+/* Keeps the claim of an ended launch (see `kept`) if there are relying launches. Otherwise returns false. */
 static bool keep(const struct vgpu_charge *claim)
 {
     pthread_mutex_lock(&lock);

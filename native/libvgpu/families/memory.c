@@ -125,7 +125,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
     return result;
 }
 
-/* Answers for evictable memory itself, because for memory in several chunks the driver would report only one chunk. */
+/* libvgpu itself answers for evictable memory: for an allocation in several chunks the driver would report one chunk. */
 VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
     if (vgpu_evictable_range(dptr, pbase, psize))

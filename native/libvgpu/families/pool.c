@@ -62,8 +62,8 @@ static uint64_t reserved_by(const struct pool *pool)
 }
 
 /*
- * Charges the pool's present size, and makes the known blocks unknown before the charge decreases. The size is read
- * once more after that: an allocation that still found its block known had then already enlarged the pool again.
+ * Charges the pool's present size. If the pool has shrunk, first makes its known blocks unknown (`shrinks`), and then
+ * reads the size again: an allocation that found its block known before that has already enlarged the pool.
  */
 static void charge_size(struct pool *pool)
 {

@@ -210,8 +210,8 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
 }
 
 /*
- * Records a mapping of a block, or of memory for which another process is charged (NULL): its place is needed when one
- * unmap covers both. Precondition: the lock `blocks` is held.
+ * Records a mapping of a block; block NULL: of memory for which another process is charged. Such a mapping is recorded
+ * too, because one unmap may cover mappings of both kinds. Precondition: the lock `blocks` is held.
  */
 static void note_mapping(CUdeviceptr at, size_t bytes, struct block *block)
 {
@@ -391,7 +391,7 @@ VGPU_EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *mapInfoList, unsign
     MAP_ARRAYS(cuMemMapArrayAsync_ptsz);
 }
 
-/* As SHARE, for the mappings of a range. Plain evictable memory is in chunks, and cannot be shared. */
+/* As SHARE, but fixes the memory of all mappings in a range. Plain evictable memory is in chunks, and cannot be shared. */
 #define SHARE_RANGE(ptr, size, symbol, ...)                                  \
     do {                                                                     \
         vgpu_suspended_call();                                               \

@@ -147,7 +147,7 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     uint64_t kept = charge->bytes;
     bool first = true;
     entry.owner = vgpu_charge_context();
-    /* an old POINTER entry is removed before a MANAGED one is stored, too: a free looks for POINTER first */
+    /* an old POINTER entry is removed even if a MANAGED one is stored: a free looks for POINTER first */
     forget_ended(VGPU_KIND_POINTER, pointer);
     if (kind == VGPU_KIND_MANAGED)
         forget_ended(VGPU_KIND_MANAGED, pointer);

@@ -10,7 +10,10 @@
 #include "thread.h"
 
 #define LOOKS_MAX 20 /* maximum of measurements, of about 10 us each, while other threads allocate */
-/* number of synchronisations at which leftover memory is measured: the first may be of other streams */
+/*
+ * number of synchronisations at which leftover memory is measured: not only the first, which may be of a stream that
+ * does not free the memory
+ */
 #define LEFT_LOOKS 64
 
 uint32_t vgpu_overhead_stale;

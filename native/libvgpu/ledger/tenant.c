@@ -105,7 +105,7 @@ struct vgpu_account *vgpu_tenant_account(void)
 
 bool vgpu_tenant_reclaim(void)
 {
-    if (!vgpu_slot_others(account.usage, account.slot)) /* saves the system call that checks the descriptor */
+    if (!vgpu_slot_others(account.usage, account.slot)) /* saves the system calls below */
         return false;
     int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&entry);
@@ -215,7 +215,7 @@ static CUresult enter_first(void)
         return result;
     }
     set_limits(&lease.first);
-    generation_seen = 1; /* odd, which no finished write of the limits is, so that the first use reads the limits */
+    generation_seen = 1; /* an odd number, which no complete page of limits has: the first use reads the limits */
     __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

@@ -36,7 +36,7 @@ static struct {
 static pthread_mutex_t line_lock =
     PTHREAD_MUTEX_INITIALIZER; /* held for a step of vgpu_evict_prepare, and while a context ends */
 static CUresult error;
-static size_t stack;   /* the program's stack limit, which is lowered while the driver saves; 0: it is not */
+static size_t stack;   /* the program's stack limit while the limit is lowered for a checkpoint; 0: it is not lowered */
 static uint64_t *told; /* the word in the slot where the size of the host buffer is published */
 
 CUresult vgpu_evict_error(void)
@@ -269,7 +269,10 @@ void vgpu_evict_ready(void)
     end();
 }
 
-/* Gives the program its stack back. Returns CUDA_ERROR_OUT_OF_MEMORY if there is no room for the local memory. */
+/*
+ * Sets the context's stack limit back to the program's value. Returns CUDA_ERROR_OUT_OF_MEMORY if the device has no room
+ * for the local memory.
+ */
 static CUresult give_stack(void)
 {
     CUresult result = stack == 0 ? CUDA_SUCCESS : CALL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, stack);

@@ -27,8 +27,9 @@ static struct block {
     uint64_t bytes;
 } blocks[VGPU_PARKED_MAX];
 static unsigned count;
-static unsigned behind; /* blocks on the old device whose contents have crossed; `count` is 0 then */
-static CUuuid home;     /* device of the blocks; all zero: this process cannot import them */
+/* number of blocks on the old device whose chunks are back on the new one; if above 0, `count` is 0 */
+static unsigned behind;
+static CUuuid home; /* device of the blocks; all zero: this process cannot import them */
 static uint32_t *asks;
 
 static CUuuid here(void)

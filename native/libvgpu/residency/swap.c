@@ -21,7 +21,7 @@
 
 /* the swap thread's stack: as large as a usual thread's, because the driver compiles the kernel of digest.h on it */
 #define STACK_BYTES (8 << 20)
-#define LOOK_NS 100000000 /* maximum of time between two looks at the lease; an arbiter reports its changes earlier */
+#define LOOK_NS 100000000 /* maximum of time between two looks at the lease, whose changes an arbiter reports earlier */
 #define STEP_NS 200000    /* interval of waiting for an event that is expected soon */
 #define AGAIN_NS 3000000  /* interval between two attempts to bring memory back to a full card */
 
@@ -235,7 +235,7 @@ static bool drain(void)
            (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
         pause_for(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
-        wait_for_contexts(); /* may take long; if the lease is resumed, `follow` lets the program continue meanwhile */
+        wait_for_contexts(); /* this may take long; `follow` lets the program continue if the lease is resumed meanwhile */
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
@@ -349,7 +349,7 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     slot = own;
     say(VGPU_SWAP_HERE);
     say_error(CUDA_SUCCESS);
-    /* the word may still have the value of the slot's former owner */
+    /* the words may still have the values of the slot's former owner */
     __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
     vgpu_evict_start(&slot->host_bytes, &slot->swap_phase);
