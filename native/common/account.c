@@ -5,8 +5,9 @@
 
 /*
  * LOOKS_MAX: how often a request that only other requests' claims prevent is checked before it is refused. The first
- * LOOKS_SOON checks take 4 to 8 ms in all, the others a quarter of a second. They are needed for a process that moves
- * bytes from its claim to its use: it counts them twice for a moment, and may lose its processor in that moment.
+ * LOOKS_SOON checks take 4 to 8 ms in all, the later ones a quarter of a second. The later checks are needed because of
+ * a process that moves bytes from its claim to its use: it counts the bytes twice for a moment, and may lose its
+ * processor in that moment.
  */
 #define LOOKS_SOON 64
 #define LOOKS_MAX (LOOKS_SOON + 50)
@@ -70,8 +71,8 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
 }
 
 /*
- * Returns the total of the claimed and the settled bytes of all slots, as `sums` does, but in one number: each request
- * computes it.
+ * Returns the sum of the claimed and the settled bytes of all slots. (The function `sums` returns them separately; this
+ * one is shorter, because each request calls it.)
  */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {

@@ -320,7 +320,7 @@ enum vgpu_message_kind {
     VGPU_MSG_DONE = 5,
     VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launches may run now */
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: stop launching, and send DONE when no work is left */
-    VGPU_MSG_ENDING = 8, /* older versions of libvgpu send it, and it is ignored; they used number 9 too */
+    VGPU_MSG_ENDING = 8, /* older versions of libvgpu send this message, and number 9; the arbiter ignores both */
     /*
      * arbiter -> tenant: the process must read the lease's state, and write the words of its slot; vgpud -> arbiter:
      * send this to all processes of the lease

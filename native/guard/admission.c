@@ -168,7 +168,7 @@ static void set_environment(const struct part *part)
 static bool read_limits(int file, struct tenant *tenant)
 {
     struct part *whole = &tenant->whole;
-    unsigned pooled = 0; /* the value is missing in files of an older vgpud */
+    unsigned pooled = 0; /* the fourth value of the line: an older vgpud does not write it */
     char text[64];
     ssize_t length = pread(file, text, sizeof(text) - 1, 0);
     text[length > 0 ? length : 0] = '\0';

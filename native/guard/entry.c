@@ -134,7 +134,7 @@ struct vgpu_jump vgpu_guard_dlsym(void *handle, const char *name, const void *ca
     if (id == HOOKS)
         return (struct vgpu_jump){.jump = (void *)next_dlsym()};
     void *found = handle == RTLD_NEXT ? next_definition(name, caller, false) : next_dlsym()(handle, name);
-    if (found == NULL) /* a jump, so that dlerror has the right text */
+    if (found == NULL) /* the next dlsym fails for the caller itself, so that dlerror has the right text */
         return (struct vgpu_jump){.jump = (void *)next_dlsym()};
     return (struct vgpu_jump){.value = replaced(id, found)};
 }

@@ -13,13 +13,13 @@
 #define PIPE "CUDA_MPS_PIPE_DIRECTORY"
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
-static pid_t g_pid; /* the process to which the verdict applies: a forked child gets a new verdict */
+static pid_t g_pid; /* the process that g_admitted and g_refused are about: a forked child is judged anew */
 static bool g_admitted;
 static int g_refused;
 
 /*
- * Returns the folder of MPS's pipes. In a container it is a constant unless the variable is set, so that `env -i` and
- * login shells make no difference.
+ * Returns the folder of MPS's pipes: the value of CUDA_MPS_PIPE_DIRECTORY. If that is not set, as after `env -i` or in a
+ * login shell, it is a constant path in a container, and the driver's default elsewhere.
  */
 static const char *pipe_folder(void)
 {

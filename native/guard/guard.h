@@ -41,7 +41,7 @@ bool guard_same_life(const struct guard_life *a, const struct guard_life *b);
  * GUARD_NO_CONNECTION if the limits cannot be read.
  */
 int guard_admit(void);
-void guard_leave(void); /* returns the process's part of the limits; the end of the process does so too */
+void guard_leave(void); /* gives up the process's part of the limits, as the end of the process also does */
 
 /* In guard.c. */
 typedef int (*guard_init_fn)(unsigned flags);
