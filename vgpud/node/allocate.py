@@ -137,7 +137,8 @@ class AllocationMaker:
         decision = self._decide(request, account)
         if decision[0].refusal is None:
             return decision
-        await self._suspender.settle()  # a device that a tenant has left may be free then
+        # Until vgpu-suspend has ended, NVML may list it on a device that a tenant has left.
+        await self._suspender.settle()
         leaving = self._releases.attempts
         if leaving:  # a release that is running may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)

@@ -154,13 +154,16 @@ class CdiWatch:
     async def _rewrite(self) -> None:
         for name in self._held():
             held = self._context.book.get(name) if name in self._context.book else None
-            # a release that began meanwhile removes its spec only once, so no spec is written for it
+            # A release removes the allocation's spec only once. If a release began meanwhile, no spec is
+            # written.
             if held is not None and held.state in _HAVE_SPECS:
                 await self._context.specs.write(held)
 
 
 def _instances(capabilities: Path) -> tuple[str, ...]:
-    """The paths gpu*/mig/gi* and gpu*/mig/gi*/ci*. Two globs would take three times as long."""
+    """The paths gpu*/mig/gi* and gpu*/mig/gi*/ci*. Two calls of glob() would take three times as long as
+    these loops.
+    """
     found = []
     for gpu in _below(str(capabilities), "gpu"):
         for instance in _below(f"{gpu}/mig", "gi"):

@@ -70,7 +70,9 @@ class NodeKeeper:
             self.spawn(self.mig.converge())
 
     def _left(self, device_uuid: str, was_mig: bool) -> None:
-        """Starts the changes of a device's MIG layout that may have waited for a slice that has left it."""
+        """Called when a slice has left a device: starts the changes of the device's MIG layout that may have
+        waited for this.
+        """
         if self.mig is not None and (was_mig or self.mig.waits(device_uuid)):
             self.spawn(self.mig.converge_device(device_uuid))
 

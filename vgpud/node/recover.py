@@ -122,7 +122,8 @@ async def carry_out(keeper: NodeKeeper, start: Start, action: Action) -> None:
     """Carries out one action of a start and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            # the functions that carry these actions out write the audit line
+            # for a release, a failure mark or a repair, the function that carries it out writes the audit
+            # line
             await _act(keeper, start, action)
             return
         book = keeper.book

@@ -84,7 +84,7 @@ class Engines:
         lost = set()
         for uuid in device_uuids:
             choice = self._files.chosen(uuid)
-            if choice is None:  # for example if a vgpud without engines made the allocation
+            if choice is None:  # for example, an old vgpud without engines made the allocation
                 choice = EngineChoice(
                     Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
                 )

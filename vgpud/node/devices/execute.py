@@ -162,8 +162,8 @@ class Stack:
         return self._locks.setdefault(_place(part), asyncio.Lock())
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """Makes the MIG instance and the slice in it, as Effector.attach. The book gets the instance before
-        the slice's own mode attaches.
+        """Makes the MIG instance and the slice in it: see Effector.attach. The book gets the ids of the
+        instance before the slice's own mode (preload or mps) makes the slice.
         """
         async with self._lock(part):
             on, _ = await self._effectors[Mode.MIG].attach(allocation, part, device)

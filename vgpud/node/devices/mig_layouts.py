@@ -331,7 +331,9 @@ class MigLayouts:
         return False
 
     def waits(self, device_uuid: str) -> bool:
-        """True if the device is idle, and a slice may have blocked a change to the desired MIG layout."""
+        """True if the device is idle, and has a desired MIG layout or is unmanaged. A slice that has left may
+        have blocked a change to the desired state.
+        """
         device = self._inventory.node.device(device_uuid)
         if device is None or not device.mig.capable or self._book.use_of(device.uuid).count:
             return False

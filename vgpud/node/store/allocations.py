@@ -104,8 +104,8 @@ class AllocationStore:
 
     def amend(self, allocation: Allocation, change: Change | None = None) -> None:
         """Adds details that an effect found out to the booked allocation, such as the ids of its MIG
-        instance. The ledger gets them with the outcome. The phase stays, unless `change` names an outcome
-        that could not be recorded.
+        instance. The ledger gets them with the outcome. The allocation's phase stays the same. If the ledger
+        could not record an outcome, `change` names this outcome, and the phase changes as it says.
         """
         check_change(self.book.get(allocation.id), change, allocation)
         self.book.replace(allocation)
@@ -216,8 +216,8 @@ class AllocationStore:
         return self._hub.latest(count)
 
     async def last_events(self, count: int, user: int | None = None) -> tuple[Event, ...]:
-        """The last events on record, of one user or of all (None), oldest first. For those of all, the ledger
-        is asked only if the events since the start are too few.
+        """The last events on record, of one user or of all users (None), oldest first. For the events of all
+        users, the ledger is read only if fewer than `count` events came since the daemon started.
         """
         if user is not None:
             return await self._ledger.last_events(count, user)

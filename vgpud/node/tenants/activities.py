@@ -72,7 +72,7 @@ class Activities:
             return None
         try:
             return self._suspendable.activity(allocation.id)
-        except VgpuError as error:  # for example, the allocation may have been released meanwhile
+        except VgpuError as error:  # the lease is gone, for example if the allocation was released meanwhile
             log.debug(LogEvent.TENANT_ACTIVITY_UNREADABLE, allocation=allocation.id, why=str(error))
             return None
 

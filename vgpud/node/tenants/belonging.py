@@ -50,8 +50,9 @@ def _is_own(pid: int, allocation: Allocation) -> bool:
 
 
 def _is_in_a_pod(pid: int) -> bool:
-    """Is the process in a pod's mount namespace, not in the host's? Each user can unshare the mounts in a
-    user namespace, so the process is judged, or its nearest ancestor, that is in a user namespace of root's.
+    """Is the process in a pod's mount namespace, not in the host's? A user can make a mount namespace inside
+    a user namespace of its own, which proves nothing. For a process in such a user namespace, the nearest
+    ancestor in a user namespace of root's is judged in its place.
     """
     for _ in range(MOST_ANCESTORS):
         try:

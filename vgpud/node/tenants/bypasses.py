@@ -90,7 +90,9 @@ class Bypasses:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """The marks of the allocation. That of a missing memory wall is not recorded: each call makes it."""
+        """The marks of the allocation. The mark of a missing memory wall is not recorded: each call makes
+        this mark anew.
+        """
         preload = self.context.preload
         refusal = None if preload is None else preload.walls.refusal(allocation)
         found = tuple(self._marks.get(allocation.id, {}).values())

@@ -88,8 +88,9 @@ class Checkpoints:
         await session.restore(process, seconds_for(process), pairs)
 
     async def placed(self, session: Session, allocation: Allocation) -> Allocation:
-        """The record of the allocation after restores were ordered: a process whose state is not SAVED is on
-        the devices of the slices.
+        """The record of the allocation after its processes were to be restored. A process whose state is
+        still SAVED keeps its record. The record of any other process says that it is on the devices of the
+        slices.
         """
         states = [await session.state(process) for process in allocation.suspended]
         found = zip(allocation.suspended, states, strict=True)

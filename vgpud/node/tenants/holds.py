@@ -1,8 +1,9 @@
 """The resources that moves share, and those that one move holds.
 
-Moves of several tenants overlap. A move by the host takes the link off the old device first, then the driver
-(a session of vgpu-suspend), and frees the link when it has the driver. A move frees the driver when the
-tenant's processes run. No move waits for the link while it has the driver, so moves cannot deadlock.
+Moves of several tenants overlap. A move by the host first reserves the link from the old device to the host,
+then the driver (a session of vgpu-suspend), and frees the link when it has the driver. A move frees the
+driver when the tenant's processes run. No move waits for the link while it has the driver, so moves cannot
+deadlock.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ class Holds:
         self._user = user
         self._begin = session
         self._session: Session | None = None
-        #: Does the memory go from device to device, without the host? Then the driver is held until it is
-        #: there.
+        #: Does the memory go from device to device, without the host? If so, the move holds the driver until
+        #: the memory is on the new device.
         self.direct = False
         self.arriving_at: tuple[str, ...] = ()
         self.arriving_bytes = 0
@@ -66,7 +67,7 @@ class Holds:
         await self.end_driver()
 
     async def leave(self, device_uuids: Sequence[str]) -> None:
-        """Takes the links by which memory leaves the devices. `driver` frees them."""
+        """Reserves the links by which memory leaves the devices. The method `driver` frees these links."""
         for uuid in sorted(device_uuids):
             await self._off.enter_async_context(self._links.off[uuid].turn(self._user))
 

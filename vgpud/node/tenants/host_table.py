@@ -44,7 +44,7 @@ class HostTable:
         self._soon: dict[str, int] = {}
 
     def __contains__(self, allocation_id: str) -> bool:
-        """Does a change that is under way have an order for the tenant?"""
+        """Has a change that is under way ordered host memory for the tenant?"""
         return allocation_id in self._changes
 
     def movable_bytes(self, allocation: Allocation) -> int:
@@ -66,7 +66,7 @@ class HostTable:
             return 0
         try:
             made = sum(swap.host_bytes for swap in self._suspendable.swaps(allocation.id))
-        except VgpuError as error:  # for example, the allocation is being made or was released
+        except VgpuError as error:  # no lease, for example if the allocation is being made or was released
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=allocation.id, why=str(error))
             return 0
         return min(made, _limit_bytes(allocation))

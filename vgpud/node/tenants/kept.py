@@ -115,7 +115,7 @@ class Kept:
         try:
             if self._suspendable is not None:
                 self._suspendable.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
-        except VgpuError as error:  # for example because the allocation was released meanwhile
+        except VgpuError as error:  # the lease is gone, for example if the allocation was released meanwhile
             log.debug(
                 LogEvent.SUSPENDED_TENANT_MEMORY_LIMIT_NOT_WRITTEN, allocation=allocation.id, why=str(error)
             )

@@ -63,7 +63,8 @@ class Moves:
         self._closed = context.operations.closed
         self._tally = context.tally
         self._links = Links()
-        # allocations whose last direct move failed: their next move goes by the host, and at once if True
+        # Allocations whose last direct move failed: their next move goes by the host. True: the copy failed,
+        # and vgpud begins the next move at once.
         self._by_host: dict[str, bool] = {}
 
     async def move(

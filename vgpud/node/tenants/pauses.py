@@ -104,7 +104,8 @@ class Pauses:
             choice = self._engines.view(device)
             if choice.engine is not Engine.CUT:
                 raise _cannot(allocation, f"device {device.index} has the engine {choice.engine.value}")
-        assert preload is not None  # an allocation has at least one slice, so `preload` was checked
+        # an allocation has at least one slice, so the loop over the slices has checked `preload`
+        assert preload is not None
         return preload
 
     async def _until_off(self, preload: Preload, allocation_id: str) -> None:

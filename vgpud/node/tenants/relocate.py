@@ -88,7 +88,8 @@ class Relocations:
         tenants come last, because they need no free memory. The result names the tenants that stay, with the
         reasons. Raises VgpuError(NO_SUCH_DEVICE).
         """
-        await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
+        # Until vgpu-suspend has ended, NVML may list it on a device that a tenant has just left.
+        await self._suspender.settle()
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
         tasks = {}
@@ -149,7 +150,8 @@ class Relocations:
         """The moves that make the requested room. Raises VgpuError: NO_CAPACITY if MOVES_MAX moves are not
         enough or no device takes tenants, IMPOSSIBLE if no device is large enough, NO_SUCH_DEVICE.
         """
-        await self._suspender.settle()  # NVML then no longer shows a tenant on a device that it has just left
+        # Until vgpu-suspend has ended, NVML may list it on a device that a tenant has just left.
+        await self._suspender.settle()
         await self._inventory.refresh()
         node = self._inventory.node
         selected = [device for device in node.devices if selects(wanted.selector, device)]

@@ -100,7 +100,7 @@ class Residency:
 
     async def admit(self, made: Allocation) -> None:
         """Evicts memory that suspended tenants kept on the devices of a new tenant, as far as it needs the
-        room. Does nothing for a tenant without turns, or one that starts suspended.
+        room. Does nothing for a tenant that takes no turns on the device, or that starts suspended.
         """
         if made.state is State.ACTIVE and self._rules(made).turn_seconds is not None:
             await self.context.kept.make_way(made)

@@ -241,8 +241,9 @@ class Suspends:
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
-        """Restores the processes of a tenant. Afterwards the tenant is active, or only evicted: the driver is
-        open to libvgpu's calls again, and libvgpu has the memory.
+        """Restores the processes that the driver has saved. Afterwards the tenant is active. If libvgpu had
+        evicted memory before the save, the tenant stays evicted: this memory is still in libvgpu's host
+        buffers, and libvgpu can call the driver again.
         """
         try:
             for number, process in enumerate(coming.suspended):
@@ -330,9 +331,10 @@ class Suspends:
     async def _wake(
         self, session: Session, allocation: Allocation, sentence: str, stays_evicted: bool
     ) -> None:
-        """Makes all processes of the tenant run, whatever state they are in. If libvgpu has evicted the
-        tenant and that is to stay, only libvgpu still holds them. If a process cannot be restored, the tenant
-        becomes suspended, and can be resumed once the cause is removed.
+        """Makes all processes of the tenant run, whatever state they are in. With `stays_evicted`, memory
+        that libvgpu has evicted stays on the host, and libvgpu holds the processes at their next driver call.
+        If a process cannot be restored, the tenant becomes suspended, and can be resumed once the cause is
+        removed.
         """
         for process in allocation.suspended:
             with suppress(VgpuError):

@@ -32,7 +32,8 @@ _SAID = {
 }
 _DRAIN_SECONDS = 4.0  # maximum time for the running work of a tenant to end
 _PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
-_BEHIND_SECONDS = 2.0  # maximum time in which libvgpu frees what a tenant that runs has left behind
+# after a direct move: maximum time in which libvgpu frees the tenant's memory on the old device
+_BEHIND_SECONDS = 2.0
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
@@ -83,7 +84,7 @@ class Swaps:
             movable = sum(swap.movable_bytes for swap in self._read(away))
             unevictable = self._suspendable.held(away.id).used_bytes - movable
             return rules.stays_by_kind(away.stays_bytes, unevictable, self._suspendable.stays(away.id))
-        except VgpuError as error:  # for example, the allocation was released meanwhile
+        except VgpuError as error:  # the lease is gone, for example if the allocation was released meanwhile
             log.debug(LogEvent.SWAP_STATE_UNREADABLE, allocation=away.id, why=str(error))
             return ()
 
@@ -113,11 +114,11 @@ class Swaps:
 
     def _order_buffers(self, allocation: Allocation, soon: bool) -> None:
         if allocation.id in self._context.host:
-            return  # a change that is under way has its own order
+            return  # a change that is under way has ordered the tenant's buffers itself
         try:
             if self._suspendable is not None:
                 self._suspendable.expect(allocation.id, soon)
-        except VgpuError as error:  # for example, the allocation was released meanwhile
+        except VgpuError as error:  # the lease is gone, for example if the allocation was released meanwhile
             log.debug(
                 LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(error)
             )
@@ -311,9 +312,10 @@ class Swaps:
         return within(self._suspendable.swaps(allocation.id), limit)
 
     def _others_go(self, allocation: Allocation, since: dict[str, float]) -> bool:
-        """Is another tenant leaving the device? That takes longer while its host buffer is allocated. `since`
-        maps each leaving tenant to the time at which it was first seen to leave. A tenant counts for at most
-        the time that its memory may take, because it may itself wait for the driver, busy with this tenant.
+        """Is another tenant leaving the device? Leaving takes longer while the tenant's host buffer is
+        allocated. `since` maps each leaving tenant to the time at which it was first seen to leave. A tenant
+        counts as leaving only for the time that the copy of its memory may take: afterwards it may be waiting
+        for the driver, which is busy with `allocation`.
         """
         (part,) = allocation.slices
         now = clock.now()

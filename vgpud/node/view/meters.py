@@ -88,6 +88,6 @@ class Meters:
                 continue
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
-            except VgpuError as error:  # for example because the allocation was released meanwhile
+            except VgpuError as error:  # no meters, for example if the allocation was released meanwhile
                 log.debug(LogEvent.ALLOCATION_METERS_UNREADABLE, allocation=allocation.id, why=str(error))
         return found
