@@ -1,8 +1,8 @@
 """Finds the fewest moves of tenants in mode preload that make room on one device. Pure, and exact within its
 budget.
 
-Iterative deepening (IDA*, Korf 1985) over the devices of the slices. Each requested device needs a number of
-slices to leave it; the lower bound at each step is the smallest of these numbers.
+Iterative deepening (IDA*, Korf 1985) over the devices of the slices. On each device that may get the room, a
+number of slices must leave. The smallest of these numbers is the lower bound of the moves still needed.
 """
 
 from collections.abc import Iterable, Sequence

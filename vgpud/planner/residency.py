@@ -63,7 +63,7 @@ class Tenant:
     active_at: float = 0.0
     cause: Cause = Cause.IDLE
     wants_since: float | None = None
-    rank: int = 0  # computed from its priority: a higher rank comes first
+    rank: int = 0  # computed from the tenant's priority; in the queue a higher rank comes first
     patience: int = 0
     not_before: float = -inf
     why_not: str = ""

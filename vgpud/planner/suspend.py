@@ -42,7 +42,7 @@ class Evictable:
 #: Kinds of memory that libvgpu reports as unevictable, in the order of enum vgpu_stay.
 REPORTED_KINDS = ("small allocations", "pools", "managed", "graphs")
 
-#: What NVML counts and libvgpu does not charge by request: contexts with their modules, and arrays.
+#: Memory that NVML counts and that no request to libvgpu names: contexts with their modules, and arrays.
 MEASURED_KIND = "contexts and arrays"
 
 

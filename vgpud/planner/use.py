@@ -50,8 +50,8 @@ class DeviceUse:
     shared: tuple[InstanceUse, ...] = ()
 
     def conflict(self, piece: Slice, index: int, allocation_id: str) -> str:
-        """Why the slice of an allocation cannot come to the device with this index, beside the slices there;
-        empty if their modes allow it.
+        """Why the slice of an allocation cannot be on the device (number `index`) together with the slices
+        there; empty if their modes allow it.
         """
         if self.mode not in (None, piece.mode):
             held = counted(self.count, "allocation")
