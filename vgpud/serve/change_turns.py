@@ -44,7 +44,8 @@ class ChangeTurns:
     def __init__(self, most_seconds: float) -> None:
         self._most_seconds = most_seconds
         self._queues: WeakValueDictionary[int, _Queue] = WeakValueDictionary()
-        # the latest change, and the latest one of another user; each is a user and the time of the begin
+        # The latest change, and the latest change of any other user. Each is a pair: the user, and the time
+        # at which the change began.
         self._latest = self._other = (_NO_USER, float("-inf"))
 
     async def run(self, user: int, change: Callable[[], Awaitable[T]]) -> T:
@@ -57,7 +58,8 @@ class ChangeTurns:
         queue = self._queues.setdefault(user, _Queue())
         await queue.join()
         began, later = self._begin(user), asyncio.get_running_loop().call_later
-        turn, is_cancelled = ExitStack(), False  # the stack ends the turn once, however often it is closed
+        # the turn ends once, although both the timer and the end of the change may close the stack
+        turn, is_cancelled = ExitStack(), False
         turn.callback(queue.leave)
         timer = later(self._most_seconds, turn.close)
         try:

@@ -77,7 +77,8 @@ def _caller_lifetime(caller: Caller) -> Lifetime:
 
 async def release(keeper: NodeKeeper, caller: Caller, asked: pb.ReleaseRequest) -> pb.ReleaseReply:
     name = decode.identifier(asked.allocation_id, "allocation_id")
-    # administrators only: processes that outlive their allocation hold device memory that no quota counts
+    # Only administrators may force a release, because processes that outlive their allocation hold device
+    # memory that no quota counts.
     force = asked.force and caller.is_admin
     return pb.ReleaseReply(already_released=await keeper.release(name, caller, force))
 

@@ -35,5 +35,5 @@ class Metered(Generic[T]):
                 self.seconds += self._now() - began
             try:
                 step, given = self._work.send, (yield awaited)
-            except BaseException as error:  # above all CancelledError, which the measured work must get
+            except BaseException as error:  # passed on to the measured work: above all CancelledError
                 step, given = self._work.throw, error

@@ -41,7 +41,8 @@ _REFUSED_KEPT = 16
 _REFUSED_SECONDS = 1.0
 _CONNECT_RETRY_SECONDS = 0.01
 _CONNECT_TRIES = 500
-_DESCRIPTORS_PER_CONNECTION = 3  # the caller's socket, the relay's socket to grpcio, and grpcio's socket
+# each connection takes the caller's socket, the relay's socket to grpcio, and grpcio's socket
+_DESCRIPTORS_PER_CONNECTION = 3
 _DESCRIPTORS_KEPT = 128  # descriptors that are kept for everything else in the daemon
 # errors of accept(2) after which a later attempt can succeed
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -156,7 +157,7 @@ class Relay:
             connection.setblocking(False)
             closed |= not self._arrived(connection, door)
         if closed:
-            # pauses, because the closed callers may connect again at once
+            # the listener pauses, because callers whose connections were closed may connect again at once
             self._pause(door, listener, _CLOSED_PAUSE_SECONDS)
 
     def _arrived(self, connection: socket.socket, door: Door) -> bool:

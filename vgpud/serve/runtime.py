@@ -197,7 +197,7 @@ class RuntimeDoor:
             return Status.REFUSED, _refused(error, caller)
         try:
             known = _known(caller)
-            # BIND and END name the allocation in place of the container.
+            # A message BIND or END has the id of the allocation, not of the container.
             container = message.id[:_AUDITED_CHARACTERS] if message.verb is Verb.PREPARE else ""
             audit.asked_by(known, "runtime", container=container)
             return await self._carry_out(known, message)
@@ -309,7 +309,7 @@ class RuntimeDoor:
                 "bind the allocation to the init of its own container",
             )
         cgroup = self._cgroup_of(init.pid, caller.process.pid)
-        # a group that is not delegated to the user may hold processes of other users and of root
+        # a control group that is not delegated to the user may hold processes of other users and of root
         if not caller.is_admin and (cgroup and group_owner(cgroup)) != caller.user:
             cgroup = ""
         return Lifetime(init.pid, init.start_ticks, cgroup)

@@ -84,12 +84,13 @@ async def _head(
         finally:
             if pace is not None:
                 pace.took(clock.now() - began)
-    with answering:  # not within the turn: the caller decides how long this receive takes
+    # The caller decides how long this receive takes, so it is not part of the turn and not charged to `pace`.
+    with answering:
         try:
             await _readable(answering)
             head, pidfds, _, _ = socket.recv_fds(answering, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
         finally:
-            receiver.kill()  # ends its close of a socket that lingers
+            receiver.kill()  # the receiver may wait in the close of a socket that lingers
     process = None
     for pidfd in pidfds:
         process = passed_process(pidfd)

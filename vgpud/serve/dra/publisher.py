@@ -40,7 +40,8 @@ class Publisher:
         self._changed = changed
         self._ask_seconds = ask_seconds
         self._watch: asyncio.Task[None] | None = None
-        self._published: Sequence[Json] = ()  # what the cluster has as long as the watch reports nothing
+        # the slices that the cluster has, as long as the watch reports no change
+        self._published: Sequence[Json] = ()
         self._complained = ""
         self._asked_at = 0.0
         self._cluster: Cluster | None = None

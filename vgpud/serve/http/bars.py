@@ -14,7 +14,9 @@ WIDTH, HEIGHT = 1000, 40
 _COLOURS = 8
 _CHARACTER = 6.2  # approximate width of a character in the style sheet's font
 _SLIM = 28.0  # a part of a bar that is narrower than this has no text
-_OUTSIDE_BYTES = 256 << 20  # less may be the driver's own; a process has a context of some 500 MiB
+# Memory outside of tenants is shown from this amount on. Less than this may be the driver's own; a process
+# has a context of some 500 MiB.
+_OUTSIDE_BYTES = 256 << 20
 
 
 class Part(NamedTuple):

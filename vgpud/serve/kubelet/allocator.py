@@ -197,7 +197,8 @@ class Allocator:
             old, first = self._listed_since or {}, now if self._listed_since is not None else -math.inf
             self._listed_since = {pod: old.get(pod, first) for pod in listed.pods}
             held = frozenset(hold.pod.rpartition("/")[0] for hold in self.holds)
-            # `old` are the pods of the list before, by which the pod of a hold may have become known
+            # The pods of the previous list (`old`) count too, because the pod of a hold may have become known
+            # from that list.
             self._listed_once = held & (self._listed_once | old.keys() | listed.pods)
             self._list_is_whole = self._list_is_whole or listed.has_pods_beside_static(self._node_name)
         return listed
@@ -221,7 +222,8 @@ class Allocator:
             return True
         if listed is None or listed.holder(hold.resource, hold.ids) or self.started.lives(hold.request_id):
             return False
-        # Of an init container's ids, the kubelet reuses all or only those (kubernetes/kubernetes,
+        # For a later container of the pod, the kubelet reuses the ids of an init container: it takes all of
+        # that container's ids from them, or adds further ids to them (kubernetes/kubernetes,
         # pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate).
         # A container that PodResources has listed is no init container. If its ids are given again, its pod
         # has ended, also where a pod of the same name has been created since.
