@@ -246,7 +246,7 @@ class Client:
             except grpc.RpcError as failure:
                 if not _is_full(failure) or time.monotonic() > end:
                     raise from_rpc_error(failure, socket, self._timeout_seconds) from None
-            # this channel would pause for a second before it connects again
+            # The gRPC channel is replaced, because it would pause for a second before it connects again.
             self._channels.pop(socket)[0].close()
             time.sleep(_FULL_AGAIN_SECONDS)
 

@@ -24,7 +24,8 @@ from vgpud.model.tenancy import Allocation, Decision, Edits, Reason, Slice, Stat
 
 MaySee = Callable[[int | None], bool]
 M = TypeVar("M", bound=Message)
-_PLAIN = frozenset({str, int, bool, float, type(None)})  # types of attributes that fields take as they are
+# types of attributes that a message's field takes without a conversion
+_PLAIN = frozenset({str, int, bool, float, type(None)})
 
 
 def _message(kind: type[M], source: object, /, **fields: Any) -> M:  # noqa: ANN401 (values of fields)

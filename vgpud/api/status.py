@@ -25,7 +25,7 @@ _MAX_DETAILS_BYTES = 2048
 _NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.DEADLINE,
     grpc.StatusCode.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
-    # gRPC itself refuses a message over the size limit, or too many calls at once, with this status
+    # gRPC itself answers RESOURCE_EXHAUSTED to a message over the size limit, and to too many calls at once
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.BAD_REQUEST,
     # a daemon whose grace period ended cancels its calls
     grpc.StatusCode.CANCELLED: ErrorCode.STOPPING,
@@ -40,7 +40,7 @@ _HINTS: dict[ErrorCode, str] = {
 
 def to_status(failure: VgpuError) -> grpc.Status:
     """The gRPC status of a VgpuError, for `abort_with_status`."""
-    # imported here because only the daemon needs it: vgpuctl starts faster without
+    # `encode` is imported only when the daemon needs it, so that vgpuctl starts faster
     from vgpud.api import encode
 
     sent = encode.error(
