@@ -24,8 +24,8 @@ _OF_DEVICE = re.compile(r"device (?P<index>\d+) \([^ )]+\): (?P<text>.*)", re.S)
 
 
 class CommandFailed(VgpuError):
-    """A command cannot be executed. The exit codes of this class and the next are those that POSIX specifies
-    for shells (XCU 2.8.2).
+    """A command cannot be executed. The exit codes of this class and of CommandNotFound are those that POSIX
+    specifies for shells (XCU 2.8.2).
     """
 
     exit_code = 126
@@ -85,7 +85,9 @@ def _is_said(detail: str, sentence: str) -> bool:
 
 
 def _together(details: Sequence[str]) -> tuple[str, ...]:
-    """Returns the details, with one line for all devices that have the same reason, in place of the first."""
+    """Joins the details of devices that have the same reason: one line for all of them is at the place of the
+    first.
+    """
     # for each sentence: the first detail that has it, and the indices of all devices that have it
     lines: dict[str, tuple[str, list[str]]] = {}
     for detail in details:

@@ -205,7 +205,8 @@ def _tenant(
         if meter is None or past is None or seconds <= 0 or not meter.HasField(field):  # type: ignore[arg-type]
             return None
         grown = float(getattr(meter, field) - getattr(past, field)) / 1e7 / seconds
-        return min(max(0.0, grown), 100.0)  # the two samples are not of one instant
+        # The meters are not read exactly at the times of the two samples, so the rate can exceed 100 %.
+        return min(max(0.0, grown), 100.0)
 
     refused = None
     if meter is not None and meter.HasField("refusals_limit"):

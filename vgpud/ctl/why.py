@@ -122,7 +122,9 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
 
 
 def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[str]:
-    """Sentences on the parts of an allocation that libvgpu does not count."""
+    """Yields sentences on what evades the limits of an allocation: its marks, and processes that libvgpu does
+    not count.
+    """
     for mark in held.marks:
         if mark.kind in (MarkKind.BYPASSED, MarkKind.TAMPERED):
             yield f"it is {mark.kind}: {mark.sentence}"
