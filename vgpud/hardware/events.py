@@ -147,7 +147,7 @@ def _register_fatal(nvml: Nvml, event_set: Handle, uuid: str) -> bool:
     try:
         asked = nvml.structure("c_nvmlGpuOperationalEventConfig_v1_t", uuid.encode(), _ALL_LOG_LEVELS, _FATAL)
         nvml.demand("nvmlEventSetRegisterGpuOperationalEvents_v1", event_set, asked)
-    except NvmlRefusal:  # older drivers and bindings do not have it
+    except NvmlRefusal:  # older drivers and bindings have no operational events
         return False
     return True
 

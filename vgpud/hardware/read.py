@@ -295,7 +295,7 @@ def _instance_id(number: int) -> int | None:
 
 def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:
     """Lists processes with the newest NVML call that the driver has: `_v3`, or `_v2` before driver 510. The
-    binding uses the struct of each.
+    binding uses the struct that belongs to each call.
     """
     for version in ("_v3", "_v2"):
         listed = nvml.call(name + version, handle)

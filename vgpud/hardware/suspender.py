@@ -105,8 +105,8 @@ class Session:
 
     async def copy(self, process: Process, parked_list: int, seconds: float) -> None:
         """Copies the memory blocks that the process has parked to their new device. `parked_list` is the
-        process's file descriptor of the list of these blocks. Does nothing if the process has ended, or has
-        no list there that waits for a copy.
+        process's file descriptor of the list of these blocks. Does nothing if the process has ended, or if
+        this descriptor is no list that waits for a copy.
         """
         code, name, _ = await self._ask("copy", process, str(parked_list), seconds=seconds)
         if code not in (_SUCCESS, _ENDED, _NOT_FOUND):
@@ -210,7 +210,8 @@ class Suspender:
             orders.close()
             # killing the program does not undo its last order, which the driver may already execute
             process.kill()
-            # its contexts end while the tenant's next vgpu-suspend starts, which waits for the lock file
+            # The CUDA contexts of the killed vgpu-suspend take time to end. The tenant's next vgpu-suspend
+            # waits for this at the lock file.
             end = asyncio.create_task(asyncio.to_thread(process.wait))
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)
