@@ -180,7 +180,8 @@ def write_spec(
 def write_text(path: Path, text: str) -> None:
     """Writes a spec, reads the file back, and checks it. Raises VgpuError(CDI_FAILED)."""
     folder = path.parent
-    temporary = folder / f".{path.name}.tmp"  # runtimes read only *.json and *.yaml, so they ignore this file
+    # runtimes read only *.json and *.yaml, so they ignore the temporary file
+    temporary = folder / f".{path.name}.tmp"
     try:
         try:
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)

@@ -159,7 +159,7 @@ def _firmware(version: str) -> Iterable[Mount]:
 
 
 def _by_toolkit(program: str, host_root: Path) -> DriverFiles:
-    # without the option the toolkit's own configuration names the root
+    # without the option --driver-root, the toolkit's own configuration names the root of the driver's files
     root = () if host_root == Path("/") else (f"--driver-root={host_root}",)
     done = subprocess.run(
         [program, "--quiet", "cdi", "generate", "--format=json", *root],

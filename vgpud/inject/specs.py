@@ -38,7 +38,8 @@ class Specs:
         self.patience_seconds = 5.0
         self._hook = hook
         self._turn = asyncio.Lock()
-        self._last: asyncio.Future[Any] | None = None  # the call that has the turn, or had it last
+        # the operation on the folder that was started last; it may still run
+        self._last: asyncio.Future[Any] | None = None
 
     @property
     def hook(self) -> HookProgram | None:
