@@ -46,7 +46,8 @@ class ArbiterClient:
     def __init__(self, path: Path, timeout_seconds: float = 10.0) -> None:
         self._path = path
         self._timeout_seconds = timeout_seconds
-        self._silent_until = 0.0  # the arbiter did not answer: until then a question waits only briefly
+        # After an order without an answer, questions wait only briefly until this time (monotonic clock).
+        self._silent_until = 0.0
 
     def ready(self) -> bool:
         """True if an arbiter answers on the control socket."""

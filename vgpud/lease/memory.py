@@ -11,7 +11,8 @@ class LeaseMemory(IntEnum):
     FIXED = layout.MEMORY_FIXED  # the lease has no movable memory
     HERE = layout.MEMORY_HERE
     OUT = layout.MEMORY_OUT  # on the host; the tenant is suspended
-    SOON = layout.MEMORY_SOON  # on the device; libvgpu prepares host buffers, because OUT is likely to follow
+    # the memory stays on the device, and libvgpu prepares host buffers, because OUT is likely to follow
+    SOON = layout.MEMORY_SOON
 
 
 class LeaseSaves(IntEnum):
@@ -19,5 +20,6 @@ class LeaseSaves(IntEnum):
 
     NOTHING = layout.SAVES_NOTHING
     REST = layout.SAVES_REST  # the driver saves the rest of the process
-    # as REST, but the next device can read this one, so libvgpu may leave memory on this device
+    # As REST, but the driver then restores the process on another device, which can read the memory of this
+    # device. So libvgpu may leave (park) memory on this device.
     PARKED = layout.SAVES_PARKED

@@ -12,7 +12,8 @@ from vgpud import lease_layout as layout
 from vgpud.lease.pages import BYTES_MAX
 from vgpud.lease.usage import in_use, read_at, read_slots, usage_of
 
-# the channels of a slot have one word, in MiB, for each value of enum vgpu_stay
+# In the channel table of a slot there is one word, in MiB, for each value of enum vgpu_stay (memory that
+# cannot be evicted).
 _STAYS = struct.Struct(f"<{layout.STAY_KINDS}I")
 # the words phase, error, movable bytes and host bytes, which are adjacent in a slot
 _WORDS = struct.Struct("<2I2Q")
