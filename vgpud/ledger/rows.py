@@ -68,7 +68,8 @@ class LedgerRows:
 
     async def _change(self, key: Row, row: Row | None) -> None:
         async with self._writing:
-            if self._rows.get(key) == row:  # compared after the earlier changes have been written
+            # the rows are compared only now, because earlier changes of the row are written first
+            if self._rows.get(key) == row:
                 return
             await self._write(self._table, key, row)
             self.changes += 1

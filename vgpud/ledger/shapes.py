@@ -58,7 +58,8 @@ class Row:
             attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
         )
         self._sound: set[tuple[type, ...]] = set()  # combinations of types that have passed the check
-        # typed, because 1 == True, but only one of them is valid in a field
+        # the cache distinguishes types (typed=True): 1 equals True, but only one of the two is valid in a
+        # field
         self._build = lru_cache(maxsize=_ROWS_SHARED, typed=True)(self._check_and_build)
 
     def encode(self, value: Any) -> tuple[Any, ...]:  # noqa: ANN401
