@@ -71,8 +71,8 @@ class Suspendable(Protocol):
         ...
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
-        """Sets the share of a tenant's movable memory that may stay on its device while the rest is out. The
-        processes read the value at their next look.
+        """Sets the share of a tenant's movable memory that may stay on its device while the rest is on the
+        host. libvgpu in the tenant's processes reads the value when it next looks at the lease.
         """
         ...
 
@@ -88,7 +88,9 @@ class Effector(Protocol):
 
     @property
     def suspendable(self) -> Suspendable | None:
-        """What evicts the tenants' memory; None if libvgpu does not hold it in this mode."""
+        """The interface by which tenants' memory is evicted; None if libvgpu does not manage memory in this
+        mode.
+        """
         ...
 
     async def verify(self, device: Device) -> str | None:

@@ -30,8 +30,8 @@ class LeaseMeters:
 
     def read(self, allocation: Allocation, card_bytes: Sequence[int]) -> tuple[SliceMeter, ...]:
         """The meters of an allocation. As long as no counter changes, the same object is returned, so that
-        callers can cache results derived from it. `card_bytes` is the memory of each slice's device: a lease
-        is the tenant's memory, and cannot say that it uses more.
+        callers can cache results derived from it. `card_bytes` is the memory of each slice's device. It
+        bounds the figures, because a tenant can write any figure into its lease.
 
         Raises VgpuError LEASE_FAILED if the lease does not exist.
         """

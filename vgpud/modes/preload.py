@@ -70,9 +70,10 @@ _RESTART_SECONDS = 0.2
 # Time that the event loop itself waits for the arbiter: a healthy arbiter answers in tens of microseconds,
 # which is less than passing the order to a thread takes.
 _AT_ONCE_SECONDS = 0.002
-# An arbiter that does not answer for this time hangs, and is killed. systemd does so sooner (WatchdogSec=).
-# Tenants do not judge by themselves: on 2 cores at a load of 25, 18 processes that took 0.8 s without an
-# answer for a hang left a working arbiter 958 times in 35 s, and lost waiting work.
+# If the arbiter does not answer for this time, vgpud takes it for hanging and kills it. systemd does so
+# sooner (WatchdogSec=). Tenants do not decide by themselves that the arbiter hangs. In a test they did after
+# 0.8 s without an answer: on 2 cores at a load of 25, 18 processes disconnected from a working arbiter 958
+# times in 35 s, and lost waiting work.
 _HANG_SECONDS = 6.0
 _LOOK_SECONDS = 2.0
 _ANSWER_SECONDS = 2.0
@@ -137,7 +138,8 @@ class Preload:
         self._arbiter_soon = ArbiterClient(socket, silence_seconds)
         self._arbiter_watched = ArbiterClient(socket, answer_seconds)
         self._silent_since: float | None = None
-        self._is_silent = False  # an order was not answered soon, and no look has found an answer since
+        # True after an order that the arbiter did not answer soon, until a check (`watch`) gets an answer
+        self._is_silent = False
         self._listing = asyncio.Lock()
         self._contexts = ContextCosts()
         self._meters = LeaseMeters(self._leases)
@@ -303,7 +305,7 @@ class Preload:
         # for a slice in a MIG instance, no earlier `apply` has started the arbiter
         await self.ensure_arbiter()
         if part.mode is Mode.PRELOAD and part.mig is None:
-            # the tenant may be the device's first, for which the engine is chosen
+            # The engine of a device is chosen for its first tenant, which this tenant may be.
             await self._world.settle_engine(device.uuid)
             self._contexts.note(device.uuid, self._world.context_mib(device.uuid))
         owner, limits = allocation.request.owner, self._limits(allocation)

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 #: Where cgroup v2 is mounted: as the only version, or beside version 1.
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _CONTROLLERS = ("controllers", "subtree_control")
-#: The modes of slices that the driver does not limit otherwise, and what limits their memory beside it.
+#: The modes whose slices can have a memory wall, and what else limits the memory of a slice in each mode.
 _WALLED = {Mode.PRELOAD: "libvgpu", Mode.MPS: "MPS"}
 
 

@@ -201,7 +201,7 @@ class MpsControl:
         elif answers.memory(answer) != answers.memory_as_printed(mebibytes):
             raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
 
-    # --- static SM partitions: Features.partitions, and a daemon that was started with -S
+    # --- static SM partitions: they need Features.partitions, and a daemon that was started with -S
 
     def partitions(self) -> Partitions:
         """The chunks and partitions of the daemon's device. Raises VgpuError(MPS_REFUSED)."""

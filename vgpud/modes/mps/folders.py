@@ -24,8 +24,8 @@ from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
 from vgpud.modes.mps.rules import MpsRules
 
-# maximum length of a folder's path: a socket's path has 107 bytes and a final NUL (unix(7)), of which the
-# longest name takes some
+# maximum length of a folder's path: the path of a socket in it has at most 107 bytes (unix(7)), and the
+# longest name of a socket takes a part of them
 _MAX_PATH_BYTES = 107 - len("/control_privileged")
 _ACL = "system.posix_acl_access"
 

@@ -170,7 +170,7 @@ class MpsMode(GpuUse):
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         await self._leases.walls.drop(allocation)
         await remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        # the folder also exists after an interrupted attach
+        # The allocation has a lease if libvgpu limits its memory, also if the attach was interrupted.
         if (self._paths.leases / allocation.id).exists():
             await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):

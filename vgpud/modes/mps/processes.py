@@ -92,7 +92,8 @@ def _running(pid: int, programs: frozenset[Path], entry: re.Pattern[bytes]) -> R
     if proc.executable(pid) not in programs:
         return None
     entries = proc.environment(pid)
-    if entries == [b""]:  # unreadable, or not stored yet: an exec changes the executable first
+    # The environment is unreadable, or is not stored yet, because an exec changes the executable first.
+    if entries == [b""]:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     stat = proc.look(pid) if any(map(entry.fullmatch, entries)) else None
     return None if stat is None else Running("", stat.pid, stat.start_ticks)

@@ -60,7 +60,8 @@ class Charge:
     limits: Callable[[], MpsLimits | None]
     tenants: Callable[[], frozenset[int]]  # the uids of users whose programs may connect
     died: Callable[[str], None]
-    notice: Callable[..., None]  # takes a sentence; `audited` if the audit trail has it
+    # called with a sentence for watchers; with audited=True if the audit trail has the sentence already
+    notice: Callable[..., None]
     answer_seconds: float = 5.0
     owner_uuid: str = ""
     # the shares of the device's tenants, by the folders that the guard reads
@@ -321,7 +322,7 @@ class Supervisor:
             self._unwatch = self.units.on_exit(self.name, self._ended)
             raise
         audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
-        # called by the event loop, as the watch does: it ends this task
+        # `_ended` cancels this task, so the event loop calls it later, as it does for the watch.
         asyncio.get_running_loop().call_soon(self._ended, self.name)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
