@@ -1,9 +1,9 @@
 """Finds the line of each key in a TOML text, which the standard parser does not report.
 
-The scanner follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0). The scanner skips values and notes
-only where each value begins. So it accepts all text that `tomllib` accepts, and some text that is not TOML.
-It runs in linear time and bounds the nesting. `tomllib` does neither: a key with 100 000 dots takes `tomllib`
-minutes.
+The scanner follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0). The scanner does not parse values; it
+records only the line on which each value begins. So it accepts all text that `tomllib` accepts, and some text
+that is not TOML. It runs in linear time and bounds the nesting. `tomllib` does neither: a key with 100 000
+dots takes `tomllib` minutes.
 """
 
 import re

@@ -64,7 +64,7 @@ def parse(path: Path, text: str) -> Source | Problem:
         sentence = f"is nested more than {MAX_DEPTH} levels deep"
         return Problem(Origin(path, error.line), "", sentence, "a policy has four levels")
     except ValueError:
-        pass  # not reported here: tomllib, which is called next, gives a better message
+        pass  # the text is not TOML: tomllib, which is called next, reports this with a better message
     try:
         return Source(path, tomllib.loads(text), lines)
     except tomllib.TOMLDecodeError as error:
@@ -80,7 +80,7 @@ def _read_bytes(path: Path) -> bytes | Problem:
     if not stat.S_ISREG(status.st_mode):
         # O_NONBLOCK and the check for a regular file: opening a FIFO would wait for a writer
         return Problem(Origin(path), "", "is not a regular file", "move it away")
-    # a file of the kernel can wait for data at a read, as /proc/kmsg does
+    # O_NONBLOCK, because a read of a file of the kernel such as /proc/kmsg can wait for data
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if raw is None:
