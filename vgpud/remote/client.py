@@ -23,14 +23,17 @@ from vgpud.remote.certificates import fingerprint, pair_problem
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 
-_CALL_SECONDS = 150.0  # more than the door's own time limit for a slice
+_CALL_SECONDS = 150.0  # maximum wait for the door's reply: more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
-_END_SECONDS = 10.0  # for the release of the slice
+_END_SECONDS = 10.0  # maximum wait for the release of the slice
 _AGAIN_SECONDS = 1.0
-_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3  # the door limits the number and the rate of handshakes
+# attempts to connect to the engine's server: the door may refuse one, because it limits the number and the
+# rate of handshakes
+_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
-_LOOKS, _LOOK_SECONDS = 50, 0.02  # repeats, because a listing that changes while it is read can lack a socket
+# /proc/net/tcp is read up to 50 times, because a listing that changes while it is read can lack a socket
+_LOOKS, _LOOK_SECONDS = 50, 0.02
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

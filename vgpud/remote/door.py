@@ -39,9 +39,10 @@ log = structlog.get_logger(__name__)
 
 SESSION_SOCKET = "remote.sock"  # in the run folder
 
-_CALL_SECONDS = 10.0  # for the handshake and the call's line together
+_CALL_SECONDS = 10.0  # time limit for the handshake and the line of the call together
 _BACKLOG, _ACCEPT_AGAIN_SECONDS = 1024, 0.1
-_OPEN_SECONDS = 120.0  # for opening a session: its allocation may wait for devices that change their mode
+# time limit for the opening of a session, whose allocation may wait for devices that change their mode
+_OPEN_SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
 _FAREWELL_SECONDS = 2.0  # maximum time for telling the clients that the door stops

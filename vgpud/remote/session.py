@@ -81,7 +81,7 @@ def serve(door: socket.socket, call: wire.Open, grant: Grant, grants: Grants) ->
 
 
 def log_failure(failure: VgpuError) -> None:
-    with suppress(VgpuError):  # the failure may be that of the settings
+    with suppress(VgpuError):  # the failure to be logged may itself be that the settings cannot be loaded
         logs.configure(load_settings().level)
     log.warning(LogEvent.REMOTE_CALL_FAILED, why=str(failure))
 
@@ -279,8 +279,8 @@ def _running(
     if shutil.which(program) is None:
         sentence = f"the engine's server {program} is not a program"
         raise VgpuError(ErrorCode.HELPER_FAILED, sentence, "install it, or correct server in [remote]")
-    # LD_ variables are set by env(1) as the account, because they would change the programs that run as root;
-    # the others are not on the command line, which all users can read
+    # env(1) sets the LD_ variables, and runs as the account: they would change the programs that run as root.
+    # Other variables are not on the command line of env(1), because all users can read a command line.
     of_slice = {**held.edits.env, **held.edits.host_env}
     own = {"PATH": _PATH, "LANG": "C.UTF-8", **of_slice, **engine.server_environment()}
     words = [

@@ -19,7 +19,9 @@ DEFAULT_PORT = 14843
 # Maximum of a line. The longest call has eight texts of 256 bytes, and JSON writes a byte as up to six.
 LINE_BYTES = 16 * 1024
 TEXT_BYTES = 256
-LABEL_BYTES = 128  # the allocation's label has at most 256, and begins with the user and the address
+# Maximum of the label in a call. The allocation's label has at most 256 characters: the user, the address,
+# and then the label of the call.
+LABEL_BYTES = 128
 CONNECT = b"c"
 END = b"e"
 JOURNAL = "see the journal of vgpud-remote-session on the node"
