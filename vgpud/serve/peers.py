@@ -25,8 +25,8 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # line with the pid in the fdinfo of a pidfd (pidfd_open(2))
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 _SO_PEERPIDFD = 77  # value in asm-generic/socket.h, since Linux 6.5; Python's socket module lacks it
-# Number of attempts to identify a process, and the pause between them. The total of 12 s is more than the 10 s
-# for which vgpud.proc asks nothing about a user's processes after four questions without an answer.
+# Number of attempts to identify a process, and the pause between them. The total is 12 s, because
+# vgpud.proc asks nothing about a user's processes for 10 s after four questions without an answer.
 _TRIES, _RETRY_SECONDS = 120, 0.1
 # pause factor: users other than root get a tenth of the event loop's time for identifying their processes
 _REST_FACTOR = 9.0
