@@ -21,7 +21,8 @@ from vgpud.model.tenancy import Allocation
 
 log = structlog.get_logger("vgpud.audit")
 
-# The event and the MESSAGE_ID of a change that was made, and of one that was refused. Others have _AUDIT.
+# The log event and the MESSAGE_ID for each change that was made (_MADE) or refused (_REFUSED). Changes that
+# are in neither table have those of _AUDIT.
 _MADE = {
     "allocate": (LogEvent.ALLOCATED, Message.ALLOCATED),
     "release": (LogEvent.RELEASED, Message.RELEASED),

@@ -277,8 +277,8 @@ def raise_file_limit() -> None:
 
 
 async def serve(settings: Settings, passed: Mapping[str, Untrusted]) -> None:
-    """Serves until SIGTERM or SIGINT, on the sockets that systemd passed or else on its own. SIGHUP reloads
-    the policy. A background loop that fails is started again.
+    """Serves until SIGTERM or SIGINT, on the sockets that systemd passed, or else on sockets that vgpud
+    creates. SIGHUP reloads the policy. A background loop that fails is started again.
     """
     # reads /etc/subuid and looks up its names, so that the first caller does not wait for them
     SUBORDINATE.user_of(0)
@@ -501,8 +501,8 @@ def main() -> int:
     arguments = parser.parse_args()
     passed: Mapping[str, Untrusted] = {}
     try:
-        # set before the settings are loaded: even if a setting is wrong, a keeper of this program must hold
-        # the passed sockets
+        # The keeper's program is set before the settings are loaded: even if a setting is wrong, a keeper
+        # must hold the sockets that systemd passed.
         Untrusted.program = Path(os.environ.get("VGPUD_ARBITER", Untrusted.program))
         passed = passed_sockets(os.environ)
         settings = load_settings()
@@ -520,7 +520,8 @@ def main() -> int:
         gc.disable()  # The garbage collector is off until `serve` has frozen the recovered objects.
         uvloop.run(to_the_end(serve(settings, passed)))
     except VgpuError as error:
-        # a caller that still waits would make systemd start vgpud over and over
+        # Waiting connections are closed: a caller that still waits would make systemd start vgpud over and
+        # over.
         send_away(passed.values())
         complain(error)
         return int(error.code.exit_code)

@@ -88,7 +88,8 @@ class Thinned:
         began, count = self._windows.get(key, (now, 0))
         if now - began >= SECONDS:
             began, count = now, 0
-        # if there are too many windows, those of single users are forgotten and those of all users are kept
+        # If there are too many windows, the windows of single users are forgotten. The windows that count all
+        # users together are kept.
         if len(self._windows) >= _FORGET_AT:
             self._windows = {k: v for k, v in self._windows.items() if len(k) == 2}
             self._left_out = {k: v for k, v in self._left_out.items() if len(k) == 2}

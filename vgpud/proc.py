@@ -31,7 +31,8 @@ from types import TracebackType
 from typing import TypeVar
 
 _PIDFD_GETFD = 438  # system call number in asm-generic/unistd.h, the same on every architecture (Linux 5.6)
-_MOST_MOUNTINFO_BYTES = 1 << 20  # with 2500 mounts at long paths, which a user can make, there are 73 MiB
+# maximum read from mountinfo: with 2500 mounts at long paths, which a user can make, the file has 73 MiB
+_MOST_MOUNTINFO_BYTES = 1 << 20
 _FORKED_WITHOUT_EXEC = 0x40  # PF_FORKNOEXEC
 # A question is given up after 50 looks of 5 ms, that is 0.25 s if CPUs are idle. On a busy host a look takes
 # longer, because the asker waits for a processor as the answering thread does: a fixed limit of 0.25 s
@@ -41,7 +42,7 @@ _ANSWER_SECONDS = 2.0  # maximum wait for an answer, by the clock, because the e
 # A question is abandoned after its thread was found waiting in the kernel this many times in a row.
 _LOOKS_HELD = 3
 _LATELY_SECONDS = 10.0
-_MOST_GROUPS = 512  # most control groups of a container that are read
+_MOST_GROUPS = 512  # maximum number of control groups that are read below one group
 _MOST_LEFT = 256  # maximum of abandoned threads that still wait for an answer
 # Maximum of abandoned questions about the processes of one user: those whose threads still wait, and recent
 # ones, because each costs its asker time.

@@ -32,7 +32,8 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 # maximum of sockets given to a keeper; then vgpud starts another, since sockets that callers keep open add up
 _MOST_HELD = 100_000
 _SPARE_DESCRIPTORS = 16
-# wait for a keeper that reads no messages; a killed one may not end: a thread of it may wait in a close
+# Maximum wait until a keeper reads a message. A keeper that was killed may not end, because one of its
+# threads may wait in close(2).
 _ANSWER_MILLISECONDS = 250
 _UNKNOWN_USER = (1 << 64) - 1
 _SYSTEMD = _UNKNOWN_USER - 1  # KEEPER_SYSTEMD of native/arbiter/keeper.h
@@ -186,9 +187,11 @@ class Untrusted(socket.socket):
         Untrusted._held.discard(self)
         if held and not self._listens:  # a listener may be systemd's, too
             with suppress(OSError):
-                self.shutdown(socket.SHUT_RDWR)  # the caller sees the end, although the keeper has a copy
+                # the caller sees that the connection ends, although the keeper still has a copy of the socket
+                self.shutdown(socket.SHUT_RDWR)
         if not kept:
-            self.detach()  # the descriptor stays open: its close could wait without end
+            # without a keeper, the descriptor is left open, because its close could wait without end
+            self.detach()
         super().close()
         if held and Untrusted._running is not None and not Untrusted._running.drop(self._number):
             _renew()

@@ -379,7 +379,7 @@ class Cause(StrEnum):
 
     HAND = "hand"
     IDLE = "idle"
-    TURN = "turn"  # other tenants have their time on the device
+    TURN = "turn"  # the tenants of the device take turns, and it is the turn of others
 
 
 @dataclass(frozen=True, slots=True)
