@@ -8,7 +8,7 @@
 
 /* load (part of the time with unfinished work) below which a tenant's work counts as having gaps */
 #define LIGHT_LOAD 0.75
-#define PRESSED_LOAD 0.95 /* load beside other tenants above which a tenant would use more time than it gets */
+#define PRESSED_LOAD 0.95 /* load beside other tenants from which on a tenant would use more time if it got more */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull

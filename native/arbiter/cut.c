@@ -75,7 +75,7 @@ struct cut_entity {
      */
     uint64_t on_at;
     uint64_t off_at;
-    uint64_t lost_ns;          /* time of the ending slice in which none of the entity's work ran */
+    uint64_t lost_ns;          /* nanoseconds of the slice that ends in which none of the entity's work ran */
     struct channels_load load; /* the counters of the last report */
     uint64_t loaded_at;        /* time of the last reading of the load samples; 0: none */
     bool load_shared;          /* whether other tenants were on the device at the last reading */

@@ -172,7 +172,7 @@ static void close_later(int fd, uint64_t number)
     pthread_mutex_unlock(&users_lock);
 }
 
-/* Closes a socket that the holder has closed: at once if that cannot wait, or else on a thread. */
+/* Closes a socket that the holder has closed: at once if the close cannot wait for a caller, otherwise on a thread. */
 static void let_go(int fd, uint64_t number)
 {
     if (!listens(fd)) { /* a listener is not shut down: another process may use it, too */
@@ -265,7 +265,8 @@ int keeper_run(void)
 {
     struct pollfd watched[] = {{.fd = KEEPER_LINE, .events = POLLIN}, {.fd = KEEPER_HOLDER, .events = POLLIN}};
     prctl(PR_SET_NAME, "vgpu-keeper");
-    signal(SIGTERM, SIG_IGN); /* systemd sends SIGTERM when it stops the unit; the keeper must outlive its holder */
+    /* ignores the SIGTERM that systemd sends to all processes of a unit: the keeper must outlive its holder */
+    signal(SIGTERM, SIG_IGN);
     while (watched[0].fd >= 0 || held_count > 0) {
         int ready = poll(watched, 2, watched[0].fd >= 0 ? -1 : SETTLE_S * 1000);
         if (ready < 0 && errno != EINTR)

@@ -604,7 +604,7 @@ static void shorten(struct sched_tenant *tenant, uint64_t to, uint64_t now)
 
 /*
  * Ends or shortens the slice of a holder if its limits have changed, one of its devices became managed, or another
- * tenant needs one.
+ * tenant needs one of its devices.
  */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
