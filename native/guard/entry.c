@@ -155,7 +155,7 @@ static void map_answer(const char *symbol, void **pfn, int version)
             __atomic_store_n(&g_real[INIT], *pfn, __ATOMIC_RELEASE);
         *pfn = hooks[INIT].ours;
     } else if (strcmp(symbol, "cuGetProcAddress") == 0 || strcmp(symbol, "cuGetProcAddress_v2") == 0) {
-        /* CUDA 12.0 introduced _v2; from then on the plain name means _v2 (cudaTypedefs.h) */
+        /* from CUDA 12.0 on, a request for cuGetProcAddress means cuGetProcAddress_v2 (cudaTypedefs.h) */
         int id = *pfn == real(GETPROC) || (version < 12000 && *pfn != real(GETPROC_V2)) ? GETPROC : GETPROC_V2;
         *pfn = hooks[id].ours;
     }
