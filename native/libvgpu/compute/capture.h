@@ -28,7 +28,10 @@ bool vgpu_capture_on(CUstream stream, int per_thread);
 /* Forgets the captures on the streams of a context. Called when the context has ended. */
 void vgpu_capture_forget(CUcontext context);
 
-/* Between these two calls, driver calls of this thread invalidate no capture, not even its own. */
+/*
+ * Between vgpu_capture_relax and vgpu_capture_restore (with its result), driver calls of this thread invalidate no
+ * capture, not even the thread's own.
+ */
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
 

@@ -22,7 +22,7 @@
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
 #define SAMPLE_MAX_MS 20u /* a sample stands for at most this time since the sample before */
-/* samples of the process's own work take at most one part in so many of the time */
+/* samples take at most 1/SAMPLE_COSTS of the time: after a sample, the next one waits SAMPLE_COSTS times as long */
 #define SAMPLE_COSTS 100u
 #define MARKER_PASSES_NS 20000u /* how long to wait for a marker: on an idle device it completes within 5 to 10 us */
 /*

@@ -486,7 +486,7 @@ static void watch(void)
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
-        /* a launch that came in between is drained as any other */
+        /* if a launch came before the gate was closed, the slice goes on to drain, as at its end */
         if (vgpu_launches_counted() == gate.seen_count && !asked) {
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
                                             /* the work ended at some time between the two checks */

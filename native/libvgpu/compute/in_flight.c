@@ -361,7 +361,7 @@ void vgpu_in_flight_idle(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Frees a record. Preconditions: the lock is held, and the context is alive. */
+/* Frees the record of a context. Preconditions: the lock is held, and the context is alive. */
 static void release(struct context_queue *queue)
 {
     vgpu_drain_thread_forget(&queue->job);

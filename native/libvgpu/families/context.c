@@ -288,9 +288,9 @@ static bool is_current(CUcontext ctx)
 }
 
 /*
- * Deprecated since CUDA 4. It ends the context when the last reference (cuCtxAttach) is dropped. Only a current context
- * can be detached, and it is not current after its end. Its handle may then be freed, so it is not passed to the driver
- * again.
+ * cuCtxDetach, which is deprecated since CUDA 4, ends the context when it drops the last reference (cuCtxAttach). Only
+ * a current context can be detached. If the context is no longer current afterwards, it has ended: its handle may be
+ * freed, so libvgpu does not pass the handle to the driver again.
  */
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {

@@ -17,8 +17,8 @@
 
 #define DEPTH_MAX 64 /* maximum nesting of child graphs */
 /*
- * How long a launch that exceeds the limit waits for earlier graphs of its stream. It must end, because their work may
- * wait for a later call of this thread.
+ * How long a launch that exceeds the limit waits for earlier graphs of its stream. The wait must end, because the work
+ * of these graphs may itself wait for a later call of this thread.
  */
 #define UNFINISHED_MAX_NS 10000000000u
 #define UNFINISHED_LOOK_NS 100000

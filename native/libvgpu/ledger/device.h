@@ -13,7 +13,7 @@
 /* Returns the index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. */
 int vgpu_device_index(CUdevice device);
 
-/* Prints, once in a process, that a CUDA device is not of the lease, with the names of both. */
+/* Prints, once in a process, that a CUDA device is not in the lease, and which allocation and device the lease is for. */
 void vgpu_device_tell_foreign(CUdevice device);
 
 /*

@@ -22,7 +22,7 @@
 /* the swap thread's stack: as large as a usual thread's, because the driver compiles the kernel of digest.h on it */
 #define STACK_BYTES (8 << 20)
 #define LOOK_NS 100000000 /* maximum of time between two looks at the lease, whose changes an arbiter reports earlier */
-#define STEP_NS 200000    /* interval of waiting for an event that is expected soon */
+#define STEP_NS 200000    /* interval between two checks for an event that is expected soon */
 #define AGAIN_NS 3000000  /* interval between two attempts to bring memory back to a full card */
 
 struct vgpu_swap_words vgpu_swap;
