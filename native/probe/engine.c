@@ -257,7 +257,7 @@ enum outcome { PROVED, DISPROVED, OVER };
 
 /*
  * Runs one kernel whose channels are disabled after `after_ns`. OVER: this process had no processor for so long that
- * the kernel ended before, which proves nothing.
+ * the kernel ended before its channels were disabled, so the attempt proves nothing.
  */
 static enum outcome attempt(struct order *order, uint64_t after_ns, uint64_t alone_ns, struct result whole)
 {

@@ -1,8 +1,8 @@
 /*
  * vgpu-spin: keeps a device busy with kernels of a known amount of work, and reports how much was done when. Work is
  * measured in loop iterations, not in time: a kernel that shares the device takes longer, as real ones do. The kernels
- * count themselves in host memory. A driver that only simulates them leaves this at zero; then launches are counted.
- * The output is one JSON object per line.
+ * count themselves in host memory. A driver that only simulates kernels leaves this count at zero; then launches are
+ * counted. The output is one JSON object per line.
  */
 #include <dlfcn.h>
 #include <getopt.h>
@@ -558,7 +558,7 @@ int main(int argc, char **argv)
         make_graph();
     int status = want.every_us > 0 ? latency() : saturate();
     fflush(stdout);
-    /* waits, because other processes would notice the end of the context */
+    /* keeps the context for --linger-ms: its end would disturb measurements of other processes */
     usleep((useconds_t)(want.linger_ms * 1000));
     return status;
 }

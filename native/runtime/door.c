@@ -153,7 +153,10 @@ int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *repl
     }
 }
 
-/* Does the text contain an escape that Go's encoder does not write? It could hide a mark in another spelling. */
+/*
+ * Does the text contain an escape that Go's encoder does not write? An escape can spell a letter, and so hide the name
+ * of a variable or an annotation that requests a device.
+ */
 static bool hides_text(const char *config, size_t length)
 {
     static const char *const usual[] = {"003c", "003e", "0026", "2028", "2029"};

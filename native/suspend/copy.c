@@ -136,7 +136,10 @@ static void *open_ends(void *unused)
 CUresult copy_reach(int pidfd, const CUuuid *from, const CUuuid *to)
 {
     int reaches = 1;
-    /* INT_MAX is no descriptor: EBADF says that this program may get descriptors, which the kernel checks first */
+    /*
+     * asks for a descriptor that does not exist: the kernel checks the permission first, so EBADF says that this program
+     * may copy descriptors of the process
+     */
     if (syscall(SYS_pidfd_getfd, pidfd, INT_MAX, 0) >= 0 || errno != EBADF || !driver_copies())
         return CUDA_ERROR_NOT_SUPPORTED;
     if (way.progress != FAR)
@@ -250,7 +253,7 @@ static CUresult copy_block(int pidfd, const struct vgpu_parked_block *pair, stru
     return result == CUDA_SUCCESS ? recorded : result;
 }
 
-/* Writes to the list how many blocks are copied: the process takes each one as soon as it is. */
+/* Writes to the list how many blocks are copied: the process takes each block as soon as it is copied. */
 static CUresult tell(int list, uint32_t copied)
 {
     off_t at = offsetof(struct vgpu_parked_list, copied);
@@ -259,7 +262,7 @@ static CUresult tell(int list, uint32_t copied)
 
 static CUresult copy_all(int pidfd, int list, const struct vgpu_parked_block *pairs, uint32_t count)
 {
-    /* a context is current for one thread, and another thread has made this one */
+    /* makes the context current in this thread, because another thread has made it */
     CUresult result = cuda_copy.current(way.ends[1].context);
     for (uint32_t i = 0; i < count + BLOCKS && result == CUDA_SUCCESS; i++) {
         result = finish(&way.blocks[i % BLOCKS]);

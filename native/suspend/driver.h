@@ -16,7 +16,7 @@
 /* Opens libcuda and initialises it, which a restore needs. Returns NULL, or the reason of the failure. */
 const char *driver_open(void);
 
-/* Returns the name of the constant in cuda.h. */
+/* Returns the name that cuda.h gives to this result. */
 const char *driver_name(CUresult result);
 
 CUresult driver_state(int pid, CUprocessState *state);
