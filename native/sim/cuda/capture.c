@@ -295,8 +295,8 @@ bool cu_capture_has(CUevent event)
 }
 
 /*
- * Refuses a call that needs the result of an event, if the event was recorded only in a capture, or as
- * cu_capture_unsafe does.
+ * Refuses a call that needs the result of an event, if the event was recorded only in a capture. For any other event,
+ * does what cu_capture_unsafe does.
  */
 CUresult cu_capture_event(CUevent event)
 {

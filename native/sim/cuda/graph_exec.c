@@ -322,7 +322,8 @@ CUresult cu_graph_launch(CUgraphExec exec, CUstream stream)
     if (result == CUDA_SUCCESS || !exec->graph->has_memory)
         return result;
     cu_lock();
-    holds_memory(exec->graph, true); /* frees all of it, because a launch succeeds as a whole or not at all */
+    /* frees all memory that this launch took: a launch succeeds as a whole or not at all */
+    holds_memory(exec->graph, true);
     cu_unlock();
     return result;
 }

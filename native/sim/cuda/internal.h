@@ -263,7 +263,7 @@ CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory
 void cu_free_of_pool(CUmemoryPool pool);
 
 /* Functions of shared_event.c: events that other processes know. */
-bool cu_shared_make(CUevent e); /* returns false if there is no room for it */
+bool cu_shared_make(CUevent e); /* returns false if the node has no free entry for the event */
 bool cu_shared_alive(const struct sim_shared_event *e);
 void cu_shared_record(CUevent e);
 bool cu_shared_elsewhere(CUevent e); /* returns true if another process recorded the event last */

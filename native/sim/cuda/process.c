@@ -42,7 +42,8 @@ CUresult cu_gate(void)
             sim_gate_wait(cu.proc);
             continue;
         }
-        for (int i = 0; i < cu.device_count; i++) /* several threads may do this at once: all write the same values */
+        /* several threads may run this loop at once: all write the same values */
+        for (int i = 0; i < cu.device_count; i++)
             cu.devices[i].device = cu.proc->card_of[cu.devices[i].card];
         atomic_store_explicit(&cu.gate_seen, gate, memory_order_relaxed);
     }

@@ -50,7 +50,7 @@ static struct part hole_at(const void *p, size_t size)
     return part;
 }
 
-/* Returns the first part of this memory. The caller holds cu_lock. */
+/* Returns the first part of the memory at p: a hole, or the bytes up to the next hole. The caller holds cu_lock. */
 static struct part part_at(const void *p, size_t size)
 {
     struct part part = hole_at(p, size);

@@ -411,7 +411,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
 {
     CU_TRY(cu_enter("cuMemExportToShareableHandle"));
     CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = CUDA_ERROR_INVALID_VALUE; /* the result for no handle, or one that cannot be exported */
+    CUresult result = CUDA_ERROR_INVALID_VALUE; /* for an unknown handle, and for one that cannot be exported */
     cu_lock();
     struct physical *p = *find_physical(handle);
     if (p != NULL && p->file >= 0) {

@@ -107,7 +107,8 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     if (result == CUDA_SUCCESS && !is_idle(s, p))
         result = CUDA_ERROR_ILLEGAL_STATE; /* the process is not locked yet: the lock call has not returned */
     if (result == CUDA_SUCCESS && (has_managed(p) || shares_memory(s, p))) {
-        set_gate(p, SIM_FAILED, false); /* as the real driver, which does not undo a checkpoint that failed half-way */
+        /* the process stays failed: the real driver does not undo a checkpoint that failed half-way either */
+        set_gate(p, SIM_FAILED, false);
         result = CUDA_ERROR_NOT_SUPPORTED;
     }
     if (result == CUDA_SUCCESS) {

@@ -26,7 +26,7 @@ static enum { KEPT_BY_NOBODY, KEEPER_COMES, KEPT_BY_KEEPER, KEEPER_GOES } g_keep
 static void gate_sleep(struct sim_proc *p)
 {
     uint32_t seen = atomic_load(&p->gate);
-    /* a timeout, because the process that changed the gate may die before it wakes the waiters */
+    /* the sleep has a timeout, because the process that changes the gate may die before it wakes the waiters */
     struct timespec t = {0, 50000000};
     if (sim_gate_of(seen) != SIM_RUNNING)
         syscall(SYS_futex, &p->gate, FUTEX_WAIT, seen, &t, NULL, 0);

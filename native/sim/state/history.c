@@ -73,7 +73,8 @@ static uint64_t when_in(const struct sim_segment *g, double position)
 uint64_t sim_history_when(const struct sim_queue *q, double position)
 {
     uint32_t oldest = q->segment_count > SIM_SEGMENTS ? q->segment_count - SIM_SEGMENTS : 0;
-    uint64_t until = UINT64_MAX; /* a jump may have come before the end of the segment */
+    /* start of the following segment: if a jump (sim_history_jump) began it, that jump may have reached the position */
+    uint64_t until = UINT64_MAX;
     for (uint32_t i = q->segment_count; i > oldest; i--) {
         const struct sim_segment *g = &q->segments[(i - 1) % SIM_SEGMENTS];
         if (g->done < position || i - 1 == oldest) {

@@ -281,7 +281,7 @@ void sim_rotation_leave(struct sim_engine *e, uint32_t ref)
             e->active[kept++] = e->active[i];
     e->active_count = kept;
     if (e->holder == ref + 1)
-        e->holder = KEY_LEFT; /* another process may get the same reference later */
+        e->holder = KEY_LEFT; /* not the old reference, because another process may get it later */
 }
 
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d)

@@ -85,7 +85,7 @@ struct sim_queue {
 /* What one process uses of one device or MIG compute instance. */
 struct sim_use {
     uint32_t used;
-    _Atomic uint32_t device;   /* written under the lock of the engine that the queue leaves */
+    _Atomic uint32_t device;   /* a move of the queue writes it under the lock of the engine that the queue leaves */
     uint32_t suspended_device; /* the device at the time of the checkpoint */
     int32_t gi, ci;            /* GPU instance and compute instance; SIM_NONE outside MIG */
     _Atomic uint32_t contexts;
@@ -105,7 +105,7 @@ struct sim_object {
     uint32_t handle, parent, class_id; /* handle 0: the entry is free */
     uint8_t use;                       /* index of the process's use of the device to which the object belongs */
     uint8_t computes;                  /* 1: a channel of a group that has a compute object */
-    uint8_t off;                       /* number of times that it must be enabled before it works */
+    uint8_t off;                       /* a channel: number of times that it must be enabled before it works */
 };
 
 /* The CUprocessState in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
