@@ -190,7 +190,9 @@ def windows(parts: Sequence[Line], native: float) -> list[float]:
 
 
 def means(values: Sequence[float], count: int) -> list[float]:
-    """The means of so many successive values each: of four windows of 250 ms, those of each second."""
+    """The mean of each `count` successive values. For values of windows of 250 ms, a count of 4 gives the
+    means over every second.
+    """
     return [statistics.mean(values[i : i + count]) for i in range(len(values) - count + 1)]
 
 

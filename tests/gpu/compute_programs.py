@@ -178,7 +178,9 @@ class Bench:
         return out
 
     def extremes(self, kind: str, line: Line, seconds: int) -> list[float]:
-        """The least and the greatest percentage in the line's windows of so many seconds."""
+        """The lowest and the highest rate of a program over any `seconds` seconds, in percent of its rate
+        alone.
+        """
         rates = means(line["each_second"], seconds)
         solo = self.solo[kind]["per_second"]
         return [round(100 * rate / solo, 1) for rate in (min(rates), max(rates))] if rates else []

@@ -107,8 +107,8 @@ def ranks(bench: Bench) -> Line:
 
 
 def apart(bench: Bench) -> Line:
-    """Ranks in separate leases, which the arbiter cannot treat as a gang. They make progress by the drain
-    bound.
+    """Ranks in separate leases, which the arbiter cannot treat as a gang. They make progress because the
+    arbiter waits only a bounded time for kernels that do not end.
     """
     if len(bench.uuids) < 2:
         return skipped(
@@ -164,8 +164,8 @@ def starving(bench: Bench) -> Line:
 
 
 def ways(bench: Bench) -> Line:
-    """A `hard` share of 25 percent, with host functions behind kernels, and with one cooperative launch on
-    two devices.
+    """Measures whether a `hard` share of 25 percent holds for two kinds of work: kernels with host functions
+    behind them, and one cooperative launch on two devices.
     """
     node = bench.node
     native_rate(node, 50, "callbacks")
@@ -273,7 +273,9 @@ class Jobs:
         policy: SharePolicy = NONE,
         share: float = 50,
     ) -> Line:
-        """Steps a second of each job, and their percentage of the first rate of such a job alone."""
+        """Steps per second of each job, and their percentage of the first rate that was measured for a single
+        job alone.
+        """
         firsts = [job[0] for job in jobs]
         leases = [program.lease for program in firsts if program.lease is not None]
         for lease in leases:

@@ -146,7 +146,7 @@ static const struct {
 
 /*
  * Prints, for each call, its own result times 1000 plus the result of ending the capture. A call that the capture
- * refuses is repeated after the capture, so the next call finds the objects of this one.
+ * refuses is made again after the capture, because later calls use the objects that it makes.
  */
 void captures(CUcontext ctx)
 {

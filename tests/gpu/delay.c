@@ -42,7 +42,7 @@ static void send_all(int to, const char *bytes, ssize_t size)
     }
 }
 
-// Passes bytes on after the time. It reads on meanwhile, until its chunks are full.
+// Passes each byte on `delay_ns` after it was read. Meanwhile the relay reads further bytes, as long as it has chunks.
 static void pass(int from, int to, int64_t delay_ns)
 {
     struct chunk *ring = malloc(CHUNKS * sizeof(*ring));

@@ -7,8 +7,8 @@ from tests.e2e.support import eventually
 from vgpud.lease import LeaseMemory, read_limits, read_swaps, update_limits
 
 PATIENCE_SECONDS = 120.0
-# For "all" the program adds 1 to each word that it holds, for a number to so many random words. For an empty
-# line it prints whether the contents are what they should be
+# A program that holds memory and reads lines of input. For "all" it adds 1 to each word that it holds, and
+# for a number N to N random words. For an empty line it prints whether the contents are what they should be.
 HOLD = """
 import json, random, sys, torch
 mib = int(sys.argv[1]); pieces = max(mib >> 10, 1); words = (mib << 17) // pieces
@@ -91,8 +91,8 @@ def make_buffer(node: DemoNode, name: str) -> float:
     return seconds
 
 
-# Decodes with CUDA graphs: weights that stay, a cache that grows. As TRAIN, it takes a number of steps and a
-# file that slows it while it exists, and prints a digest of its state at the end
+# A decoder with CUDA graphs: its weights stay the same and its cache grows. Like TRAIN, the program takes a
+# number of steps and a file that slows it while the file exists, and prints a digest of its state at the end.
 DECODE = """
 import hashlib, json, os, sys, time, torch
 torch.manual_seed(7)

@@ -103,8 +103,8 @@ def running(rules: str) -> AbstractContextManager[DemoNode]:
 
 
 def tenant(node: DemoNode, memory: str, program: str, plain: str) -> tuple[Tenant, str, dict[str, object]]:
-    """Starts a tenant that runs `program`, or `plain` if PyTorch is missing. Both take SIZE_GIB in MiB as
-    argument, and print a line when they are ready.
+    """Starts a tenant that runs `program`, or `plain` if PyTorch is missing. The argument of both is
+    the memory to hold, SIZE_GIB in MiB. Both print a line when they are ready.
     """
     python = None if SIMULATED else torch_python()
     assert python or SIMULATED, "no python3 with PyTorch here"

@@ -112,7 +112,7 @@ static void one_launch(const struct api *api)
 
 static CUmemoryPool pool;
 
-/* A function without a wrapper: the query that libvgpu makes for a stream-ordered allocation. */
+/* Queries the size of a pool. libvgpu makes this query for stream-ordered allocations, and has no wrapper for it. */
 static void one_attribute(const struct api *api)
 {
     cuuint64_t bytes;

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Step = Callable[[], float | None]  # returns the seconds to count; None: the whole duration of the step
+Step = Callable[[], float | None]  # returns the step's duration in s; None: the caller measures it
 #: The program measures at its start how many loop steps the kernel's duration needs. The simulator takes the
 #: duration from the PTX comment.
 PTX = """.version 6.0
@@ -219,8 +219,9 @@ def made(kind: str) -> tuple[Step, Step]:
 
 
 def each_second(marks: list[int]) -> list[float]:
-    """Steps in each whole second from the first mark on; the others are the ends of steps, in nanoseconds. A
-    step that lasts from one second into the next counts in both by its time.
+    """Returns the number of steps in each whole second. `marks` has times in nanoseconds: the start of the
+    first step, and then the end of every step. A step that lasts from one second into the next counts in
+    both, in proportion to its time there.
     """
 
     def steps(at: int) -> float:

@@ -423,7 +423,7 @@ static void try_ranks(char **unused)
         launch();
         DO(cuCtxSynchronize());
         DO(cuMemRelease(handle));
-        /* a byte each way: the other process no longer uses the memory either */
+        /* each process sends a byte and waits for one, so both have stopped using the memory */
         pass(pair[exports ? 0 : 1], &pair[exports ? 0 : 1], true);
         pass(pair[exports ? 0 : 1], &fd, false);
         close(fd);
