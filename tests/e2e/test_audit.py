@@ -285,7 +285,7 @@ def test_the_release_of_an_ended_container_leaves_one_audit_line_with_its_reason
 
 @needs("driver-580")
 def test_a_repeated_request_leaves_no_second_audit_line(trail: Trail) -> None:
-    """Without this, a tenant that repeats a request in a loop could fill the journal."""
+    """If each repetition left a line, a tenant that repeats a request in a loop could fill the journal."""
     held = suspended(trail)
     small = quota(trail.node, request_id="again")
     trail.lines()

@@ -218,8 +218,8 @@ def test_a_tenant_that_fills_its_usage_file_is_marked(shared_node: DemoNode, end
 def test_driver_functions_unknown_to_libvgpu_are_reported_once_for_each_allocation(
     shared_node: DemoNode, ended: list[Tenant]
 ) -> None:
-    """Each allocation gets one mark for an unknown driver, however often vgpud checks, and `doctor` prints
-    one line for both allocations.
+    """A tenant calls a driver function that libvgpu does not know. However often vgpud checks, the tenant's
+    allocation gets one mark, and `doctor` prints one line for both allocations.
     """
     node = shared_node
     tenants = [start(node, HOLD) for _ in range(2)]

@@ -54,7 +54,9 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
 
 
 def holding(node: DemoNode, *large: str) -> tuple[Tenant, str]:
-    """A tenant whose memory libvgpu can evict except for one page: 19 MiB, or HELD_MIB with LARGE_MIB."""
+    """Starts a tenant with 19 MiB of memory, or HELD_MIB if `large` is LARGE_MIB. libvgpu can evict all of it
+    except one page.
+    """
     before = states(node)
     tenant = node.tenant([*LIMIT, "0"], [sys.executable, "-c", HOLD, "8", *large])
     assert tenant.line()["ready"]
@@ -286,7 +288,7 @@ def test_a_move_whose_copy_between_devices_fails_goes_through_host_memory_at_onc
     node: DemoNode, function: str
 ) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
-    move(node, name, 3)  # the probe of a new device has contexts, too
+    move(node, name, 3)  # made first, because the engine probe of a new device makes contexts
     for to in (0, 3):
         simulate(node, "fault", "fail", "--function", function, "--code", "700", "--count", "1")
         assert move(node, name, to).state == "active"

@@ -143,7 +143,9 @@ def test_ps_why_top_and_metrics_show_a_tenants_process(node: DemoNode) -> None:
         listed: list[dict[str, Any]] = []
 
         def is_listed() -> bool:
-            """a listing that does not wait for NVML has no memory figures"""
+            """Returns whether `vgpuctl ps` lists the process with its memory. If vgpud did not wait for NVML,
+            the listing has no figures of memory.
+            """
             listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid and p["memoryBytes"]]
             return listed != []
 

@@ -157,8 +157,8 @@ def test_a_passed_file_whose_close_hangs_delays_neither_vgpud_nor_its_end(
         node.daemon.send_signal(signal.SIGCONT)
         assert file.asked()  # a close waits
         node.ctl("status")
-        # what is in the queues of an ended daemon, whether it accepted the connections or not. The second one
-        # has accepted no connection of `runtime.sock` before
+        # Each daemon ends while the attack's sockets are in its queues. Before it ends it may have accepted
+        # these connections or not. The second daemon has never accepted a connection of `runtime.sock`.
         for end in (node.kill, node.kill, node.stop):
             node.daemon.send_signal(signal.SIGSTOP)
             attack()

@@ -59,7 +59,7 @@ def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> No
     where = places(node)
     # 60 GiB are in use on the other devices, which leaves too little for the large tenant
     assert where[large] == [2]
-    assert where[name] == [2]  # this is the fullest of the devices that have enough free memory
+    assert where[name] == [2]  # of the devices with enough free memory, device 2 is the fullest
     assert where[sleeping] == [2]
     assert states(node)[sleeping] == "suspended"
     assert goes_on(tenant)

@@ -589,8 +589,8 @@ def test_a_suspension_by_hand_also_takes_memory_that_a_swap_out_left_on_the_card
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
-    """vgpud is killed after one of these steps. The other steps of a turn lie between them and write no
-    record that the next start could read.
+    """vgpud is killed after the step `point` of a turn, and the next start continues. Only these four steps
+    are tested, because the other steps of a turn write no record that the next start could read.
     """
     node = cut_node
     node.start()

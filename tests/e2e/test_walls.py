@@ -172,8 +172,8 @@ def test_a_program_that_bypasses_libvgpu_gets_no_memory_of_other_devices(walled:
 @needs("cgroups")
 @pytest.mark.parametrize("static_partitions", ["false", "true"])
 def test_an_mps_tenant_is_behind_a_memory_wall(walled: DemoNode, static_partitions: str) -> None:
-    """A program that drops the guard runs outside of MPS, and stays within the slice. The memory wall
-    outlives a restart of vgpud, and ends with the tenant.
+    """A program that does not load the MPS guard runs outside of MPS. The memory wall still holds it to its
+    slice. The wall outlives a restart of vgpud, and ends with the tenant.
     """
     Path(walled.environment["VGPUD_CONFIG"]).write_text(
         f"{POLICY}[device.mps]\nstatic_partitions = {static_partitions}\n"
