@@ -148,8 +148,8 @@ def slots_of_one(lease: Path, stands: Done) -> None:
 
 
 def hang_ups(lease: Path, stands: Done) -> None:
-    """200 registered processes close their connections at once and keep their locks. The arbiter queries the
-    locks for each of them, and again at its next tick.
+    """200 registered processes close their connections at once and keep their locks. For each closed
+    connection the arbiter queries the locks, and does so again at its next tick.
     """
     _locked(lease, SHORT_LOOK_LOCKS)
     held: list[Tenant] = []

@@ -71,7 +71,7 @@ def _observed() -> Observation:
 
 
 def _measure(report: Report, what: str, render: Callable[[], object]) -> None:
-    """Adds the processor time of one text, as the median, and the memory that it needs at most."""
+    """Adds to the report the median processor time that one text takes, and the largest memory it needs."""
     seconds = []
     for _ in range(TURNS):
         began = time.process_time()

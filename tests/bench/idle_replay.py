@@ -63,7 +63,9 @@ def metronomes(count: int, every: float, days: float, gib: int = 12) -> list[Tra
 
 
 def replay(traces: Sequence[Trace], rules: Rules, days: float, patient: bool = True) -> Outcome:
-    """Replays the traces. With `patient` False, idle times do not double."""
+    """Replays the traces. With `patient`, the idle time of a tenant doubles when the tenant works again soon
+    after its suspension, as in vgpud; without it, the idle time stays the same.
+    """
     tenants = [
         Tenant(str(n), ((GPU, trace.gib),), Where.AWAY, -DAY, rules, cause=Cause.IDLE)
         for n, trace in enumerate(traces)

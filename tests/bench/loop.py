@@ -24,7 +24,7 @@ from tests.demo.node import ROOT
 
 _POLICY = f"{POLICY}\n[runtime]\nusers = true\n"
 _SECONDS = 5.0
-# 32 users make 2048 watches; attacks that are not named have 4 users
+# The number of attacking users by attack; attacks that are missing here have 4. 32 users make 2048 watches.
 _USERS = {"watchers": 32, "listings": 1, "changes": 1}
 # attacks of the security review that run at the same time
 _TOGETHER = ("idle connections", "unread replies", "slow http", "watchers")

@@ -157,8 +157,8 @@ LAYOUTS = [
 
 
 def _decision(report: Report) -> None:
-    """Times a decision on a request for a MIG instance of eight devices in use. Beside it, the choice of a
-    place alone and a scan of all free places are timed.
+    """Measures how long the planner takes to choose among eight devices in use for a request of a MIG
+    instance. For comparison it also measures the choice of a place alone, and a scan of all free places.
     """
     node = node_of(*(h200(i, mig_on=True) for i in range(8)))
     use = {f"GPU-{i}": used_mig(*places) for i, places in enumerate(LAYOUTS) if places}
@@ -197,12 +197,14 @@ def _decision(report: Report) -> None:
     changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
 
     def changed(number: int) -> object:
-        """One device has changed since the last decision, and three since the last request of this kind."""
+        """Changes one device and makes a decision. The requests are of three kinds in turn, so three devices
+        have changed since the last request of the same kind.
+        """
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[number % 3], node, AUTO, use)
 
     def changed_one_kind(number: int) -> object:
-        """One decision after one device has changed, with requests of one kind."""
+        """Changes one device and makes a decision. All requests are of the same kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[0], node, AUTO, use)
 

@@ -178,7 +178,7 @@ def reference(geometry: MigGeometry, trace: Sequence[Arrival], cards: int) -> fl
 
 
 def ours(node: Cards, profile_id: int) -> Spot | None:
-    """Ranks places as fit_mig does, over all cards: lowest cost first, then the smallest remaining worth."""
+    """vgpud's policy (fit_mig): takes the place with the lowest cost, and among these the lowest worth."""
     found: list[tuple[int, int, int, Place]] = []
     for card, state in enumerate(node.states):
         place = node.geometry.best_place(Layout(state), profile_id)

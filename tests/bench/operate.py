@@ -86,7 +86,9 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
 
 
 def _count(usage: Path, turn: int) -> None:
-    """Changes the page as the arbiter does at a grant, so cached results of it become stale."""
+    """Changes a lease's usage page, as the arbiter does when it grants a time slice, so cached figures are
+    stale.
+    """
     with usage.open("r+b") as file:
         file.seek(layout.USAGE_COMPUTE)
         file.write(struct.pack("<Q", turn * 1000 + 7))
