@@ -100,7 +100,7 @@ def is_cut_to(card: Card, lease: Path, percent: float, *pids: int) -> None:
     """Waits as is_held_to does. Then asserts that the arbiter charges all work that the device does for the
     processes of the lease, whose pids are `pids`.
     """
-    have_turns(lease, turns=1)  # an arbiter that was just started charges from here on
+    have_turns(lease, turns=1)  # a new arbiter charges a lease only from its next time slice on
     account, before = Accounts(lease), done_ns(card, *pids)
     is_held_to(lease, percent)
     done = done_ns(card, *pids) - before

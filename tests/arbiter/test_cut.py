@@ -124,7 +124,7 @@ def test_an_idle_tenant_gets_almost_no_time_slices(cut_card: Card) -> None:
     device_works(cut_card, process.pid)
     turns = counters(idle)["turns"]
     device_works(cut_card, process.pid, milliseconds=500)
-    assert counters(idle)["turns"] < turns + 5  # a tenant with work would get ten slices of 50 ms
+    assert counters(idle)["turns"] < turns + 5  # if the idle tenant had work, it would get ten slices
 
 
 def test_a_tenant_that_backfills_runs_within_the_time_slices_of_another_tenant(cut_card: Card) -> None:
@@ -283,7 +283,8 @@ def test_100_000_hostile_handles_reach_no_channel_of_another_tenant(cut_card: Ca
     assert handles >= 100_000 and victim.poll() is None and cut_card.client.ready()
 
 
-# orders of a tenant that the driver refuses before the arbiter stops preempting it; channels of a group
+# ORDERS: after this many orders that the driver refuses, the arbiter no longer preempts the tenant.
+# CHANNELS: the number of channels that one group in a table can list.
 ORDERS, CHANNELS = 8, 8
 
 
@@ -292,9 +293,10 @@ def lists_its_channels(lease: Path) -> bool:
 
 
 def hostile_rows(dice: random.Random, known: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Channel groups that mix words of other processes' groups, of the process's own group (the last of
-    `known`) and random words. Each eight groups have one file, client and subdevice, so one driver call names
-    them together.
+    """Returns false channel groups for a tenant's table. The fields of each group are taken at random from
+    groups of other processes, from the tenant's own group (the last of `known`), or from random numbers.
+    Eight groups in a row have the same file, client and subdevice, so the arbiter names them in one driver
+    call.
     """
     rows = []
     for call in range(31):
@@ -371,8 +373,8 @@ def test_driver_refusals_for_one_tenant_put_no_other_tenant_under_the_gate(cut_c
     at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
 
     def is_given_up() -> bool:
-        """Writes the false entry again before each check, because libvgpu rewrites a channel group when one
-        of its channels starts or ends.
+        """Returns whether the arbiter no longer preempts the liar. Before each check the test writes the
+        liar's false channel again, because libvgpu rewrites a group when one of its channels starts or ends.
         """
         with (liar / layout.USAGE_FILE).open("r+b") as page:
             os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)

@@ -17,7 +17,8 @@ from vgpud.lease import SharePolicy
 REGISTER, WELCOME, WANT, DONE, GRANT, REVOKE, CUT = 1, 2, 4, 5, 6, 7, 11
 FREE, WATCH = 1, 2
 OPEN_ENDED = 2**64 - 1
-# the fields of a message: head, value; turn: number, length, window, flags, devices, sent
+# the fields of a message to or from the arbiter: its head, a value, and the time slice's number, length,
+# window, flags, devices and time of sending
 MESSAGE = struct.Struct("<4IqQQQIIQ24x")
 WINDOW_NS = 2_000_000
 

@@ -88,8 +88,8 @@ KINDS = pytest.mark.parametrize(
 def test_connections_without_passed_files_are_closed_while_another_close_of_their_user_hangs(
     tmp_path: Path, kind: socket.SocketKind
 ) -> None:
-    """An attack: without this, waiting connections and the bytes in their queues take memory until the
-    hanging close ends.
+    """An attack: if the keeper closed these connections only after the hanging close, the connections and the
+    bytes in their queues would take memory until then.
     """
     with with_a_close_that_waits(tmp_path / "mount", 0) as (keeper, _):
         for sizes in [(), (1,), (0, 60000, 0), (60000, 60000, 1)]:
@@ -122,7 +122,9 @@ def test_a_passed_file_behind_other_bytes_is_closed_on_the_thread_of_its_user(
 
 
 def test_a_keeper_that_its_holder_gives_up_closes_its_copies_and_ends_no_connection() -> None:
-    """The holder of the keeper goes on, and has another keeper."""
+    """A holder that replaces its keeper closes its line to the old one. The old keeper then ends, and the
+    connections stay open, because the holder still has them.
+    """
     keeper = Keeper()
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -73,8 +73,8 @@ def test_gaps_between_kernels_before_an_idle_time_do_not_count_after_it(work_us:
         assert use.shared < 0.1
 
 
-# programs of sched-cut: kernels of a step, microseconds of a kernel, of a launch, and of the pause after the
-# step
+# Arguments of sched-cut that describe a program: the number of kernels in a step; then the microseconds of a
+# kernel, of a launch, and of the pause after the step.
 ENDLESS_WORK = "0 0 0 0"
 PROGRAMS = {
     "pauses": "1 5000 20 3000",
@@ -108,9 +108,10 @@ def percents(policies: Sequence[str], programs: Sequence[str]) -> list[float]:
 
 
 def check_pair(policy: str, weights: Sequence[int], programs: Sequence[str], times: Sequence[str]) -> None:
-    """Asserts three bounds. Each program gets its weight, or the rate that it has alone with that weight if
-    that is less. The programs together get 98 percent of the sum of these. With equal weights they get 95
-    percent of what the driver's own time slicing gives (which costs no time in the model).
+    """Runs the programs at the same time and asserts lower bounds of their rates. A program gets at least its
+    weight, or, if that is less, the rate that it has alone under a share of that weight. The sum of the rates
+    is at least 98 percent of the sum of these bounds. With equal weights, the sum is also at least 95 percent
+    of the sum under the driver's own time slicing, whose switches cost no time in the model.
     """
     got = percents([f"{policy}:{w}{t}" for w, t in zip(weights, times, strict=True)], programs)
     alone = [percents([f"{policy}:{w}"], [p])[0] for w, p in zip(weights, programs, strict=True)]
@@ -163,7 +164,9 @@ def test_a_job_on_several_devices_and_a_tenant_on_one_of_them_get_their_shares(j
 def test_a_job_that_waits_for_its_host_and_a_tenant_on_one_of_its_devices_get_their_shares(
     program: str, policy: str, share: int
 ) -> None:
-    """The job's other device is free. With equal `lent` shares, both get what tenants of one device get."""
+    """No other tenant uses the job's second device. With policy `lent` and equal shares, job and tenant get
+    the same rates as two tenants that share one device.
+    """
     programs = (PROGRAMS[program], ENDLESS_WORK)
     got = percents([f"{policy}:{share}/2", f"{policy}:{100 - share}"], programs)
     assert got[0] > share - 2 and got[1] > 100 - share - 1, got

@@ -35,7 +35,7 @@ def test_threads_that_call_all_families_of_functions_leave_no_memory_charged(
     more = {
         "LD_PRELOAD": " ".join(map(str, LIBRARIES[flavour]())),
         "ASAN_OPTIONS": "detect_leaks=0",
-        # the simulated driver is not instrumented, so the sanitizer does not see what it orders
+        # the simulated driver is built without the sanitizer, which thus does not see the locks of the driver
         "TSAN_OPTIONS": "ignore_noninstrumented_modules=1 report_thread_leaks=0",
     }
     with made_card(engine) as card:
