@@ -100,7 +100,9 @@ def _traced() -> str:
 
 
 def _before_branch(branch: int) -> str:
-    """Simulated nodes have the driver of VGPU_SIM_DRIVER, or else that of their profile (580)."""
+    """Returns why simulated nodes have a driver before this branch, or "" if they have not. Their driver is
+    that of VGPU_SIM_DRIVER, or else that of their profile (580).
+    """
     named = os.environ.get("VGPU_SIM_DRIVER", "")
     return f"the simulated driver is {named}" if named and int(named) < branch else ""
 

@@ -153,7 +153,7 @@ def main(words: list[str]) -> int:
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={OUT / 'config'}", "-m", "pytest", "-q"]
     chosen = PURE_TESTS if pure else words or ("-m", "not real", f"--ignore={UNFIT}")
     native = ROOT / "build" / "native" if pure else NATIVE
-    # in `./dev test` too there are three workers a core, and a file stays on one
+    # as in `./dev test`: three workers for each core, and all tests of a file run on the same worker
     workers = 2 if pure else min(12, 3 * (os.cpu_count() or 1))
     command += ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     tests = run(*command, *chosen, check=False, VGPU_BUILD_DIR=str(native))

@@ -95,7 +95,9 @@ class FuseFile:
 
 @contextmanager
 def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
-    """Close all descriptors of the file before the block ends."""
+    """Mounts a FUSE file system for the block and yields its file. Requests of the kinds in `silent` get no
+    answer. The caller closes all descriptors of the file before the block ends.
+    """
     folder.mkdir()
     command = [sys.executable, "-m", "tests.fusefile", str(folder), *silent]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -118,8 +120,9 @@ os.read(0, 1)
 
 @contextmanager
 def never_written_back(folder: Path, count: int) -> Iterator[tuple[Iterator[socket.socket], FuseFile]]:
-    """Yields sockets. The last close(2) of each closes the file that is in its queue, which has a page that
-    was not written back: the close waits, and no signal ends that, until the block ends.
+    """Yields sockets whose last close(2) hangs until the block ends, even if the process gets a signal. Each
+    socket has a descriptor of a FUSE file in its queue. The file has a page that was never written back, so
+    its close waits for the file system.
     """
     with fuse_file(folder, "write") as file:
         made = []

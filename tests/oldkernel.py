@@ -2,7 +2,8 @@
 identify processes, and passes descriptors to programs that do not want any.
 
 A seccomp filter refuses SO_PEERPIDFD (Linux 6.5), PIDFD_GET_USER_NAMESPACE (6.11) and SO_PASSRIGHTS (6.16) as
-that kernel does, so vgpud's code for it runs. The caller is root, or the command gains no privileges.
+that kernel does, so vgpud's code for it runs. If the
+caller is not root, the command cannot gain privileges, for example by a set-user-id program.
 """
 
 import ctypes

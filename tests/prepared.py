@@ -30,9 +30,9 @@ from typing import NoReturn, TextIO
 from tests.demo.node import ROOT
 
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
-# gRPC reads these variables when it is imported, and vgpuctl sets them before. Without them `vgpuctl run`
-# prints an error if its exec coincides with the start of one of gRPC's threads, which the kernel then refuses
-# (EAGAIN).
+# gRPC reads these variables when it is imported. vgpuctl sets them before its own import of gRPC. Without
+# them `vgpuctl run` may print an error: during its exec the kernel refuses (EAGAIN) a thread that gRPC
+# starts.
 _GRPC = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 _MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
 
