@@ -164,7 +164,7 @@ def test_memory_of_every_family_is_charged_and_freed(node: SimNode) -> None:
         "async": 32,
         "vmm": 32,
         "array": 32,
-        "mipmap": 22,  # MiB: 16, and 5.25 for the three smaller levels, in pages of 2
+        "mipmap": 22,  # MiB: 16 for the first level; 5.25 for three more levels, rounded to 6
         "host": 0,
     }
 

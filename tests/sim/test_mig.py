@@ -98,8 +98,8 @@ out += [name, [a.multiprocessorCount, a.memorySizeMB, a.gpuInstanceSliceCount, a
     )
     assert out == [
         *[0, [1, 1], 7, "NVIDIA H200 MIG 2g.35gb", [32, 33280, 2, 2], [33280 << 20, 0], 1, 0],
-        # 5: the id of a range of 2 slices at 4 (3 + 4 / 2); a GPU instance with a compute instance cannot be
-        # destroyed
+        # 5 is the id of the GPU instance: 3 is the first id for instances of 2 slices, and 2 of them fit
+        # before slice 4. Error 19: a GPU instance that has a compute instance cannot be destroyed.
         *[5, 0, 0, True, True, "error 6", "error 19"],
     ]
     access = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig/gi5"

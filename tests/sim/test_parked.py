@@ -150,7 +150,9 @@ def test_a_failure_to_make_contexts_fails_each_later_copy_of_parked_memory(helpe
 
 
 def test_vgpu_suspend_locks_its_tenant_alone(helper: Helper, tmp_path: Path) -> None:
-    """So two work at once for two tenants, and one waits for the end of an earlier one of its tenant."""
+    """vgpu-suspend locks one byte of the lock file, that of its tenant. So two of them can work for two
+    tenants at the same time, and a second one for the same tenant waits for the first.
+    """
     with (tmp_path / "lock").open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 2)
         with pytest.raises(BlockingIOError):
