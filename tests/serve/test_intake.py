@@ -124,7 +124,7 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection_and_no_other() -> No
             wait_until(lambda: intake.strangers_calls.taken == 0 and not intake.unread_bytes)
             assert other.get_node().status == "well"
             assert peers.served == 1
-            # the oldest connection is still the other client's first one
+            # the oldest connection is still `c1`, which `other` opened
             assert peers.oldest_of(os.geteuid()) == "c1"
     finally:
         live.close()

@@ -222,7 +222,7 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         )
 
     async def scene(made: World) -> None:
-        # the second environment is an attack: ENV of the image sets the variable
+        # the second environment is an attack: the image sets the variable by ENV
         for env in ([], ["VGPU_ALLOCATION=a1"]):
             status, text = await made.ask(Verb.PREPARE, body=config(env))
             assert status is Status.REFUSED
@@ -295,7 +295,9 @@ def test_a_passed_descriptor_whose_close_hangs_does_not_block_runtime_sock(tmp_p
 @needs("root", "fuse")
 def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_path: Path) -> None:
     async def process_of(user: int, descriptor: int) -> PassedProcess | None:
-        """The process of a message of `user`, whose descriptor is closed here."""
+        """Sends a message of `user` that passes `descriptor`, so that the receiver closes the last copy.
+        Returns the process that the message names.
+        """
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
@@ -316,7 +318,7 @@ def test_passed_descriptors_whose_close_hangs_take_no_places_of_other_users(tmp_
                 process = await process_of(user, itself())
                 assert process is not None
                 assert process.pid == os.getpid()
-        # the places become free when the closes have ended, and the event loop must run until then
+        # uid 7 may send again when the hanging closes have ended; the event loop must run until then
         await until(lambda: not runtime_wire._receivers.taken_by(7))
         assert await process_of(7, itself()) is not None
         await until(lambda: not runtime_wire._receivers.taken_by(7))
@@ -356,7 +358,9 @@ def test_a_message_whose_receive_hangs_delays_no_messages_of_other_users(tmp_pat
 
 
 def test_the_receiver_of_a_cancelled_message_ends_although_a_lingering_socket_delays_it() -> None:
-    """An attack: eight users with eight such messages each kept all others from receiving a descriptor."""
+    """An attack: eight users send eight messages like this one each. If their receivers did not end, vgpud
+    could receive no descriptor of any other user.
+    """
 
     async def attack() -> None:
         own = os.pidfd_open(os.getpid())

@@ -105,8 +105,9 @@ def test_a_second_daemon_in_the_same_folder_is_refused(run_dir: Path) -> None:
 
 
 def test_callers_of_a_daemon_that_does_not_start_are_disconnected(tmp_path: Path) -> None:
-    """systemd would start the daemon again for each caller that still waits. systemd itself does not
-    disconnect callers: the close would wait for what they passed.
+    """The daemon disconnects the waiting callers before it ends, because systemd would start it again for
+    each of them. systemd does not disconnect them: its close(2) might hang in a descriptor that a caller
+    passed.
     """
     with Untrusted(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as caller:
         refuse_descriptors(listener)
@@ -205,8 +206,8 @@ def test_a_new_keeper_closes_a_connection_after_the_former_keeper_was_killed(kep
 
 
 def test_a_keeper_that_reads_no_messages_is_replaced_and_its_connections_stay_open(kept: Kept) -> None:
-    """A killed keeper does not end while a close waits in it: it keeps the line open, as one that is
-    stopped.
+    """A keeper process that is killed does not end while a close(2) in it hangs. Like the stopped keeper of
+    this test, it then reads no messages, and its connection to vgpud stays open.
     """
     os.kill(kept.keeper, signal.SIGSTOP)
     try:
