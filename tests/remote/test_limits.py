@@ -76,7 +76,7 @@ def test_a_session_is_held_to_its_byte_rate_and_does_not_slow_other_sessions(sta
         assert say(other, "echo hello") == "hello"
     said, errors = client.communicate()
     assert said == f"{2 * MIB + 1}\n", errors + remote.log.read_text()
-    # 4 MiB at 1 MiB a second, minus a burst of a quarter of a second and a last piece of 256 KiB
+    # 4 MiB take 4 s at 1 MiB a second; a burst of 0.25 s and the last piece of 256 KiB pass without a wait
     assert seconds >= 3.5
     other.kill()
     ended(other)
@@ -124,7 +124,7 @@ def test_a_remote_program_that_does_not_read_its_data_stops_only_itself(standing
 
 def _relayed(remote: RemoteNode, token: str) -> int:
     """The bytes that the door has passed on for the user's sessions."""
-    remote.set_clock(remote.clock + 10)  # later, because the door limits the rate of status calls
+    remote.set_clock(remote.clock + 10)  # the door limits the rate of status calls
     shown, errors = remote.client(token, "-o", "json", verb="status").communicate(timeout=300)
     assert shown, errors
     return sum(int(one["bytes"]) for one in json.loads(shown)["sessions"])

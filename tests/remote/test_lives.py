@@ -33,7 +33,7 @@ def _release(remote: RemoteNode, _: str) -> None:
 
 def _kill_engine(remote: RemoteNode, _: str) -> None:
     for pid in engine_of(remote):
-        with suppress(ProcessLookupError):  # this process has ended with the one that was killed first
+        with suppress(ProcessLookupError):  # the process has ended with its parent, killed before
             os.kill(pid, signal.SIGKILL)
 
 

@@ -99,7 +99,7 @@ def test_a_flood_of_eight_networks_leaves_the_door_open_to_a_client_without_a_se
     for _ in range(20):
         accepted += sum(door._may_arrive(f"192.0.2.{number % 8}") for number in range(1987))
         assert door._may_arrive("192.0.2.9")
-    assert accepted < 50 * 41  # the burst of one second, and 40 s at the rate limit
+    assert accepted < 50 * 41  # 50 for each of 40 s, and a burst of 50
 
 
 def test_handshakes_from_four_networks_leave_connections_for_others() -> None:
@@ -661,7 +661,7 @@ def test_the_error_names_a_certificate_file_that_tls_cannot_use(
     with pytest.raises(VgpuError) as raised:
         Place("gpu1", certificate=certificate, key=key, authority=authority).tls()
     assert raised.value.sentence == sentence
-    if "none.key" not in names:  # the door reports the same mistake about its own files
+    if "none.key" not in names:  # for its own files the door reports the mistake by the same sentence
         with pytest.raises(VgpuError) as raised:
             context_of(certificate, key, authority)
         assert raised.value.sentence == sentence
