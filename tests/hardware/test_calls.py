@@ -91,7 +91,7 @@ def _hang(
 
 
 def _answers(workers: Workers, subject: str) -> bool:
-    """Returns whether a call about the subject is made. No call is made while an earlier one hangs."""
+    """Returns whether a call about the subject succeeds. It fails while an earlier call about it hangs."""
     try:
         return workers.run(subject, 5, lambda: 42) == 42
     except VgpuError:

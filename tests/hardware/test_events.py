@@ -177,7 +177,9 @@ class RepairNvml(OperationalNvml):
 
 
 def told(path: Path, module: Path, *seen: SimpleNamespace) -> None:
-    """Runs a vgpud with this file and driver module until it has seen the events."""
+    """Runs the watch for events until it has seen the events `seen`. `path` is the file of fatal errors, and
+    `module` the folder of the driver's module in sysfs.
+    """
     nvml = OperationalNvml(2)
     nvml.registered = []
     nvml.events = list(seen)
@@ -186,7 +188,7 @@ def told(path: Path, module: Path, *seen: SimpleNamespace) -> None:
 
 
 def sick_after_a_start(path: Path, module: Path, *actions: int | None) -> list[str]:
-    """The uuids of the devices that are sick for a vgpud that starts with this file and driver module."""
+    """The uuids of the devices that a starting vgpud finds sick, by the file of fatal errors at `path`."""
     nvml = RepairNvml(*actions) if actions else OperationalNvml(2)
     gateway = Gateway(binding=nvml, fatal=FatalEvents(path, module))
     return [device.uuid for device in gateway.snapshot().devices if device.ailment]

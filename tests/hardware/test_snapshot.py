@@ -309,7 +309,7 @@ def test_a_hanging_device_is_marked_silent_until_it_answers(nvml: FakeNvml) -> N
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
     assert gateway.snapshot().devices[0].health is Health.SILENT
-    # the gateway has made this call only for the other device
+    # no call was made for device 0, which hangs
     assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1
     nvml.hangs.clear()
     free.set()
