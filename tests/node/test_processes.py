@@ -21,7 +21,9 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 def test_a_process_that_libvgpu_does_not_count_is_listed_as_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
-    """If libvgpu does not answer, a process that it does not count proves nothing."""
+    """If the tenant's libvgpu does not answer, vgpud does not know which processes it counts, and lists none
+    as past its limits.
+    """
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node((replace(device(0), processes=(STRAY,)),)))) as w:

@@ -285,7 +285,7 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
             SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib)),
         )
     )
-    for _ in range(2):  # twice, because the order of the first round must not take room from the second
+    for _ in range(2):  # twice: the orders of the first round must not count as used memory in the second
         host.expect([running(name) for name in buffers.gib], [])
         assert buffers.ordered == ordered
     host.expect([], [running("gone"), running("a")])
