@@ -177,8 +177,8 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
 }
 
-/* The driver's pitch is larger than libvgpu's estimate, so the allocation exceeds the limit. libvgpu frees its memory
- * again.
+/* The driver's pitch is larger than libvgpu's estimate, so the allocation exceeds the limit. libvgpu frees the
+ * allocation again.
  */
 static void check_pitch(void)
 {
@@ -247,7 +247,7 @@ static void check_pool(void)
     CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB); /* memory that a pool keeps counts */
     CHECK(cuMemPoolTrimTo(pool, 100 * MIB) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 128 * MIB);
     CHECK(cuMemAllocAsync(&second, 700 * MIB, NULL) == CUDA_SUCCESS && second == pointer);
-    /* the pool grew again for a block that it had before; at a change, the driver compares the ledger */
+    /* the pool grew again for a block at its earlier address; the fake driver checks the charge at each allocation */
     CHECK(cuMemAlloc_v2(&second, 4 * MIB) == CUDA_SUCCESS && cuMemFree_v2(second) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 704 * MIB && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
     CHECK(cuMemAlloc_v2(&pointer, 600 * MIB) == CUDA_SUCCESS); /* a pool's unused memory is freed for the allocation */

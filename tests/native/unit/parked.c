@@ -29,7 +29,7 @@
 
 #define DESCRIPTORS 64
 #define CHUNK_BYTES (1ull << 30)
-#define CHUNKS 3u /* they need two blocks: of two chunks, and of one */
+#define CHUNKS 3u /* the chunks are parked in two blocks: one for two chunks, and one for the last chunk */
 #define BLOCKS 2u
 #define LAST (CHUNKS - 1)
 
@@ -126,7 +126,7 @@ static bool is_back(unsigned chunk)
     return allocation->chunks[chunk].handle != 0;
 }
 
-/* Looks while the process waits for the copy: four blocks, and the list of them. */
+/* Runs while the process waits for the copy. It then has descriptors of two old and two new blocks, and of the list. */
 static bool look_at_list(void)
 {
     struct vgpu_parked_block pairs[BLOCKS];
@@ -149,7 +149,7 @@ static bool copy_one(bool whole)
         write_word(offsetof(struct vgpu_parked_list, copied), 1);
         return false;
     }
-    CHECK(!is_back(0) && kept() == 2 * BLOCKS); /* the block that was taken has ended; those on the old device stay */
+    CHECK(!is_back(0) && kept() == 2 * BLOCKS); /* the new block that came back has no descriptor any more */
     write_word(whole ? offsetof(struct vgpu_parked_list, copied) : offsetof(struct vgpu_parked_list, result),
                whole ? BLOCKS : CUDA_ERROR_ILLEGAL_ADDRESS);
     return false;
@@ -210,7 +210,7 @@ int main(void)
     vgpu_parked_out(NULL);
     device = 2;
     CHECK(vgpu_parked_in(NULL, copy_one_and_all) == CUDA_SUCCESS && is_back(0) && is_back(LAST));
-    CHECK(kept() == BLOCKS); /* on the old device, until the program works again */
+    CHECK(kept() == BLOCKS); /* the blocks on the old device stay until vgpu_parked_end() */
     vgpu_parked_end();
     CHECK(kept() == 0);
     CHECK(!allocation->chunks[0].parked && !allocation->chunks[LAST].parked);
