@@ -401,7 +401,7 @@ def refusal(status: int, words: str) -> Refusal:
     return Refusal(ErrorCode.CLUSTER_REFUSED, f"the API server answers {status}: {words}", "", status=status)
 
 
-# --- the same over HTTP, for the official client
+# --- the double of the API server over HTTP, for the official client
 
 
 def _answer(handler: BaseHTTPRequestHandler, work: Any, done: int) -> None:

@@ -513,7 +513,9 @@ def test_a_pod_is_refused_while_the_kubelet_lists_no_pods(short: Path, asked: in
 
 
 def test_an_admission_with_only_some_ids_of_an_earlier_container_belongs_to_another_pod(short: Path) -> None:
-    """A later container of the same pod gets all ids of the init container, or only ids of it."""
+    """A later container of the same pod gets either all ids of the init container and perhaps more, or only
+    ids of the init container. Here it gets some of them and others besides, so it is in another pod.
+    """
 
     async def story() -> None:
         async with node_in(short, SLOW) as node:
@@ -534,7 +536,8 @@ def test_a_pod_made_in_the_place_of_a_refused_one_keeps_the_allocation_of_its_in
     short: Path,
 ) -> None:
     """vgpud is killed after it has made the first pod's allocation, and that pod is refused. The kubelet
-    gives its ids to the init container of the second pod, and more ids besides to the container after it.
+    gives the ids of the first pod to the init container of the second pod. The next container of the second
+    pod gets these ids and more.
     """
 
     async def story() -> None:
