@@ -32,8 +32,8 @@ HOOK = TEST_BUILD / "librootfs.so"
 
 
 def call(root: Path, what: str, shown: Path) -> str:
-    """Runs that part of the hook in a new mount namespace. The time limit ends a hook that blocks in
-    open(2).
+    """Runs the part of vgpu-hook that works in a container's root file system, in a new mount namespace. The
+    time limit ends a hook that blocks in open(2).
     """
     words: list[str | Path] = [
         "unshare",
