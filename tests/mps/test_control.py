@@ -81,8 +81,8 @@ def test_a_refusal_with_exit_status_0_is_recognised(
 
 
 def test_a_new_limit_is_also_set_on_mps_servers_that_already_run(control: MpsControl, tmp_path: Path) -> None:
-    """A default limit applies only to servers that start later. Without this, a larger tenant would run under
-    a smaller tenant's limit.
+    """The daemon's default limit applies only to servers that start later. If the running servers kept their
+    limits, a larger tenant would run under a smaller tenant's limit.
     """
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
