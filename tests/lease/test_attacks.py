@@ -77,11 +77,13 @@ class Counted:
         return self._calls.stat().st_size
 
     def since(self, place: int) -> bytes:
-        """A letter for each call after the first `place`."""
+        """Returns the calls since `place`, an earlier result of so_far(): one letter for each call."""
         return self._calls.read_bytes()[place:]
 
     def rested(self) -> int:
-        """Waits until the arbiter has slept, without a call, for two of its ticks. Returns `so_far`."""
+        """Waits until the arbiter has slept for two of its ticks without a call. Returns the number of calls
+        so far.
+        """
         last, since = self.so_far(), time.monotonic()
         while time.monotonic() < since + 0.25:
             time.sleep(0.02)
@@ -266,7 +268,8 @@ def test_a_restarted_arbiter_does_not_adopt_another_users_process_by_a_reused_pi
     program.communicate("")
 
 
-# Locks a slot, connects, becomes the user in a user namespace of its own, and registers
+# Locks a slot, connects to the arbiter, becomes the user sys.argv[2], makes a user namespace, and registers
+# from within the namespace.
 IN_A_NAMESPACE = """
 import ctypes, fcntl, os, socket, sys
 from pathlib import Path
@@ -444,8 +447,8 @@ for _ in range(int(sys.argv[2])):
 
 
 class Writes(Burst):
-    """inotify reports each write. The arbiter then checks the size of the file and closes it, which is
-    reported as well. Neither queries the locks.
+    """For each write the arbiter gets an event of inotify. It then opens the file, checks its size and closes
+    it, for which it gets a second event. The arbiter queries no locks for these events.
     """
 
     COUNT, CALL = 6000, b"e"
@@ -477,7 +480,8 @@ def test_another_tenants_message_waits_for_at_most_one_look_at_the_locks(
         eventually(lambda: counted.since(before).count(kind.CALL) >= kind.COUNT)
         calls = counted.since(before)
     honest.close()
-    # two turns of the loop, with two or three calls each; all COUNT without turns
+    # The arbiter sends the GRANT after at most two turns of its loop, each with two or three calls. If its
+    # loop had no turns, it would send the GRANT after all COUNT calls.
     assert calls[: calls.index(b"g")].count(kind.CALL) <= 6
 
 
@@ -587,7 +591,7 @@ def test_a_slot_that_a_kernel_lock_kept_from_being_cleared_is_cleared_after_the_
         eventually(lambda: states(shm).count("D") == ABANDONED_THREADS)
         end(last)
         eventually(lambda: shm.client.list("other") == ())
-        for _ in range(50):  # with each answer the arbiter also starts a query that is due
+        for _ in range(50):  # each request makes the arbiter start the queries that are due
             assert shm.client.ready()
         assert owner_of(other, 5) != 0
     eventually(lambda: owner_of(other, 5) == 0)
