@@ -163,7 +163,9 @@ def test_slow_peers_and_peers_with_long_requests_are_disconnected(
 def test_silent_connections_beyond_the_maximum_do_not_prevent_a_scrape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server holds fewer connections. It closes the oldest ones, and still serves the page."""
+    """A client opens twice as many connections as the server holds at most. The server closes the oldest
+    ones, and still serves the page.
+    """
     port = free_port()
     monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
 
