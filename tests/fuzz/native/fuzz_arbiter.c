@@ -262,7 +262,7 @@ static void step(void)
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
 {
     int count = __real_epoll_wait(fd, events, most, 0);
-    if (most == 1) /* a wait for one of the slow sources (loop.h), which are always ready */
+    if (most == 1) /* the arbiter takes one event of a slow source (loop.h), and does not wait for it */
         return count;
     (void)timeout;
     if (count != 0 && ++events_in_a_row < EVENTS_MAX)
