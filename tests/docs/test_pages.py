@@ -58,9 +58,9 @@ def named() -> Iterator[tuple[Path, str]]:
 
 
 def test_policy_digests_shown_in_the_pages_are_those_of_the_present_policies() -> None:
-    """Answers that depend on the machine are not compared, so their digests would become stale. The package
-    has the built-in policy. The other pages show the policy of the simulated node, whose `status` is
-    compared.
+    """Some answers on the pages depend on the machine and are not compared, so policy digests in
+    them could become stale. install.md shows the digest of the packaged policy. All other pages show the same
+    digest as quickstart.md, whose output is compared.
     """
     found = [(page.name, re.findall(r"\bpolicy ([0-9a-f]{8})\b", page.read_text())) for page in PAGES]
     shown = {name: set(digests) for name, digests in found if digests}
