@@ -241,7 +241,7 @@ def clear_away(node: DemoNode) -> None:
             node.start()  # a new daemon adopts the helpers, and ends them when it stops
     if node.daemon is not None and node.daemon.poll() is None:
         for process in node.ctl_json("ps").get("items", []):
-            if process.get("allocationId"):  # a tenant of this daemon, which a shell has left running
+            if process.get("allocationId"):  # a tenant that a user's shell has left running
                 with suppress(ProcessLookupError):
                     os.kill(process["pid"], signal.SIGKILL)
         for allocation in node.ctl_json("ls").get("items", []):
