@@ -42,7 +42,7 @@ QUOTA = 'version = 1\n[[device]]\nmode = "preload"\n'
 
 @pytest.fixture
 def with_dra(on_policy: OnPolicy) -> Any:
-    """As `on_policy`, on a cluster that is prepared as docs/kubernetes.md says."""
+    """Returns a function that prepares the cluster for DRA as docs/kubernetes.md says, and starts vgpud."""
 
     def start(policy: str) -> Pods:
         pods = on_policy(policy)
@@ -103,7 +103,9 @@ def template(name: str, device_class: str, memory: str = "", **request: Any) -> 
 
 
 def claiming(name: str, claimed: str, whole: bool = False) -> dict[str, Any]:
-    """A pod that sleeps with a claim, from a template or, if `whole`, the claim of that name."""
+    """A pod that sleeps and has a claim. `claimed` is the name of a claim template or, with `whole`, of an
+    existing claim.
+    """
     source = "resourceClaimName" if whole else "resourceClaimTemplateName"
     main = container("main")
     main["resources"] = {"claims": [{"name": "gpu"}]}
