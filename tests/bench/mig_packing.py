@@ -197,9 +197,7 @@ def _decision(report: Report) -> None:
     changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
 
     def changed(number: int) -> object:
-        """Changes one device and makes a decision. The requests are of three kinds in turn, so three devices
-        have changed since the last request of the same kind.
-        """
+        """Changes one device and decides. Three devices have changed since the last request of this kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[number % 3], node, AUTO, use)
 
