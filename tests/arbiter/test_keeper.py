@@ -42,8 +42,9 @@ class Keeper:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def has(self, one: socket.socket) -> bool:
+        """Does a thread of the keeper have the socket? /proc/PID/fd is empty if the main thread has ended."""
         found = set()
-        for entry in Path(f"/proc/{self.process.pid}/fd").iterdir():
+        for entry in Path(f"/proc/{self.process.pid}/task").glob("*/fd/*"):
             with suppress(FileNotFoundError):  # it has just been closed
                 found.add(entry.stat().st_ino)
         return os.fstat(one.fileno()).st_ino in found
