@@ -65,7 +65,7 @@ struct channels_order {
     uint32_t status; /* the driver's status of the last refusal, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
-    uint64_t first_ended_ns; /* end of the first call of the order; 0 if there was none */
+    uint64_t first_ended_ns; /* time at which the first call of the order ended; 0 if the order made no call */
     uint64_t last_began_ns;
     uint64_t last_ended_ns;
     uint64_t ended_ns;

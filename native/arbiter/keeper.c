@@ -237,8 +237,8 @@ static bool serve_one(void)
 }
 
 /*
- * Called when the holder has ended: its own copies are closed, and the callers see the end when the keeper shuts down
- * the sockets.
+ * Called when the holder has ended, so that its copies of the sockets are closed. Shuts down the connections that the
+ * keeper holds, so that the callers see their end, and closes them.
  */
 static void drop_all(void)
 {

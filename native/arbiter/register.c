@@ -119,7 +119,7 @@ static void connection_ready(struct source *source, uint32_t events)
             return;
         }
         connection->slot = request.slot;
-        turns_lease_add(lease); /* the lease's limits may have been unreadable before */
+        turns_lease_add(lease); /* tries again: the lease's limits may have been unreadable when it was added */
         turns_join(connection);
     }
 }

@@ -52,9 +52,9 @@ static int32_t rank(const struct sched_entity *entity, uint64_t now)
  * Sets a tenant's position in the queue. A tenant has one position for all of its devices: with one for each device,
  * two tenants of two devices could each be first on one device, and wait for each other. The position is the tenant's
  * largest lead in virtual time on any device over the competitor that is furthest behind there, in half rounds. For a
- * tenant that waits for one device, whole half rounds count, so tenants with equally many time slices alternate,
- * however long the slices are. Half rounds are used because a tenant of several devices that waits for one of them
- * blocks the next tenant.
+ * tenant that waits for one device, the lead is rounded down to whole half rounds, so tenants with equally many time
+ * slices alternate, however long the slices are. The unit is half a round and not a whole one, because a tenant of
+ * several devices that waits for one of them blocks the next tenant meanwhile.
  */
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {

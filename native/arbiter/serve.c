@@ -31,7 +31,7 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == length;
 }
 
-/* What another thread needs to bind a lease's socket. It closes both descriptors, which are copies. */
+/* What another thread needs to bind a lease's socket. That thread closes both descriptors, which are copies. */
 struct binding {
     int folder_fd;
     int socket_fd;

@@ -129,7 +129,8 @@ void usage_guard_renew(struct lease *lease)
     if (lease->watch >= 0)
         return;
     usage_guard_begin(lease);
-    rest_look_later(lease); /* a close may have been missed while the file was not watched */
+    /* the next tick looks at the slots, because a close may have been missed while the file was not watched */
+    rest_look_later(lease);
 }
 
 void usage_guard_end(int watch)
