@@ -169,7 +169,7 @@ struct vgpu_parked_block {
 struct vgpu_parked_list {
     uint32_t magic;
     uint32_t count;  /* number of blocks, which follow */
-    uint32_t result; /* VGPU_PARKED_ASKED: the blocks are to be copied; otherwise a CUresult */
+    uint32_t result; /* VGPU_PARKED_ASKED until vgpud has copied the blocks or failed; then a CUresult */
     uint32_t copied; /* number of blocks copied so far */
 };
 

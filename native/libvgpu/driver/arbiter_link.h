@@ -20,8 +20,9 @@
 struct vgpu_link_listener {
     /* Called first. `folder` is the lease's folder. Returns false if the lease's limits cannot be mapped. */
     bool (*start)(const char *folder, struct vgpu_usage *usage, uint32_t slot);
-    void (*linked)(void);   /* an arbiter has registered the process */
-    void (*unlinked)(void); /* the connection to the arbiter has ended, or there was no arbiter at the start */
+    void (*linked)(void); /* called when an arbiter has registered the process */
+    /* called when the connection to the arbiter has ended, or if there is no arbiter at the start */
+    void (*unlinked)(void);
     void (*message)(const struct vgpu_message *message);
     /*
      * Does the work that is due. Returns the nanoseconds until the next call; -1 if the next call is due only after a

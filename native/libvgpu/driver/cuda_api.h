@@ -8,7 +8,7 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
-/* From a header that the toolkit no longer has (cudaProfiler.h). outputMode is an enumeration there. */
+/* Declarations of cudaProfiler.h, a header that the toolkit no longer has. In it, outputMode is an enumeration. */
 CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, int outputMode);
 CUresult cuProfilerStart(void);
 CUresult cuProfilerStop(void);

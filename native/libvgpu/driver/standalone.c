@@ -170,7 +170,7 @@ static int make_folder(const char *folder, const struct vgpu_limits *limits)
     char draft[DRAFT_BYTES];
     const uint32_t usage_head[] = {VGPU_LEASE_MAGIC, VGPU_LEASE_VERSION};
     snprintf(draft, sizeof(draft), "%.47s.%d", folder, (int)getpid());
-    remove_draft(draft); /* removes the draft of an earlier process with the same pid, which died here */
+    remove_draft(draft); /* one may be left of an earlier process with the same pid, which died in this function */
     if (mkdir(draft, 0700) != 0)
         return -errno;
     int error = write_file(draft, VGPU_LIMITS_FILE, limits, sizeof(*limits), sizeof(*limits));

@@ -33,7 +33,10 @@ CUresult vgpu_parked_in(CUstream stream, bool (*stop)(void));
 void vgpu_parked_end(void);
 unsigned vgpu_parked_behind(void);
 
-/* Takes the chunks that are still parked off the device again: gives up the process's handles of their blocks. */
+/*
+ * Undoes what an unfinished vgpu_parked_in did with the chunks that are still parked: unmaps them, and gives up the
+ * process's handles of their blocks. The blocks stay.
+ */
 void vgpu_parked_away(void);
 
 /* From now on, requests to copy parked blocks (VGPU_SWAP_COMING) are written to *phase. */
