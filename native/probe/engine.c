@@ -163,7 +163,10 @@ struct answer {
     uint64_t took_ns; /* duration of the ioctl alone */
 };
 
-/* Body of the other process: for each order it copies the control file, makes the call, and closes the copy. */
+/*
+ * The body of the child process, which does the arbiter's part: for each order it copies the control file, makes the
+ * call, and closes the copy.
+ */
 static void serve(int link, pid_t tenant)
 {
     struct order order;

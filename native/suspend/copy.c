@@ -41,7 +41,7 @@ struct block {
 static struct {
     CUuuid uuids[2];
     struct end ends[2]; /* 0: the device that is left */
-    CUdeviceptr buffer; /* memory of the second device that both can write */
+    CUdeviceptr buffer; /* memory of the second device, which both devices can write */
     struct block blocks[BLOCKS];
     enum { FAR, REACHED, OPENING, OPENED } progress;
     pthread_t opener; /* the thread that makes the contexts and the buffer */

@@ -133,7 +133,7 @@ static void write_gpu(const struct sim_device *d)
     write_pci(d, "subsystem_vendor", "0x%04x\n", d->pci_subsystem_id & 0xffff);
     write_pci(d, "subsystem_device", "0x%04x\n", d->pci_subsystem_id >> 16);
     write_pci(d, "class", "0x%06x\n", 0x030200);      /* a 3D controller (PCI Code and ID Assignment Specification) */
-    write_pci(d, "resource", "0x%016x 0x0 0x0\n", 0); /* start, end and flags of a region: there is none */
+    write_pci(d, "resource", "0x%016x 0x0 0x0\n", 0); /* start, end, flags: no region */
     snprintf(name, sizeof(name), CAPABILITIES "/gpu%u/mig", d->minor);
     make_directory(name);
 }

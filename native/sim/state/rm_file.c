@@ -15,7 +15,7 @@ static struct flock lock_of(const struct sim_state *s, const struct sim_proc *p)
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FIRST_LOCK + (p - s->procs), .l_len = 1};
 }
 
-/* Returns true if an open file other than `fd` holds the process's lock. */
+/* Returns true if an open file other than that of `fd` holds the lock of process p. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd)
 {
     struct flock lock = lock_of(s, p);

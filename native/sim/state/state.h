@@ -404,7 +404,7 @@ int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* opens a new file fo
 int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument);
 /* returns true if the client's file is still open in any process */
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p);
-/* Returns true if an open file other than this one holds the process's lock. */
+/* Returns true if an open file other than that of `fd` holds the lock of process p. */
 bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
 /* forgets the process's client, after the process has ended and has left its engines */
 void sim_rm_forget(struct sim_proc *p);
