@@ -53,8 +53,8 @@ async def recover(keeper: NodeKeeper, state: LedgerState, start: Start) -> None:
     keeper.bypasses.restore(state.marks)
     keeper.releases.remember(state.released)
     await agree(keeper, start, bool(state.boot_id) and state.boot_id != start.boot_id)
-    # The boot id is recorded after the actions, so that the next start notices the reboot if this one is
-    # interrupted before.
+    # The boot id is recorded after the actions, so that the next start notices the reboot if this start
+    # is interrupted before it has recorded the id.
     await context.store.set_boot_id(start.boot_id)
     for allocation in tuple(context.book):
         await _finish_change(keeper, allocation)

@@ -40,7 +40,7 @@ from vgpud.planner.use import is_open_to_others
 from vgpud.proc import start_ticks
 
 # While the driver is busy with another tenant, a tenant with less memory than this is moved through the host:
-# the contexts of a direct copy would slow the driver down for both.
+# the contexts of a direct copy would slow the driver down for both tenants.
 _WORTH_BYTES = 4 * GIB
 # Maximum time for which a direct move holds the driver for libvgpu to park memory, and again to bring it
 # back: the tenant's process may be stopped

@@ -363,7 +363,8 @@ class Swaps:
             if not self._drains(allocation, swaps):
                 drained = now
             if self._others_go(allocation, leaving):
-                # the suspension of the other tenant has its own timeout, so the wait for room starts anew
+                # While another tenant leaves the device, the wait for room starts anew: the suspension of
+                # that tenant has a timeout of its own.
                 began = full = now
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
