@@ -157,7 +157,8 @@ class Gateway:
             if not self._generation:
                 self._workers.run("its start", INIT_SECONDS, lambda: self.nvml.demand("nvmlInit"))
                 if self._generations:
-                    self.nvml.fatal.clear()  # NVML starts anew: older fatal events are void
+                    # NVML was initialised again, so fatal events from before no longer count
+                    self.nvml.fatal.clear()
                 self._generations += 1
                 self._generation = self._generations
             return self._generation

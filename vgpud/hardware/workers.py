@@ -70,7 +70,9 @@ class _Worker:
             with self._lock:
                 if not self.abandoned:
                     job.done.set()
-            del job  # the job's objects would otherwise stay in memory until the worker's next job
+            # the reference to a finished job is dropped, or its objects would stay in memory until the next
+            # job
+            del job
             if self.abandoned:
                 self._came_back(self)
                 return
