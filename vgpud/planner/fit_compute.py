@@ -68,7 +68,7 @@ def _denied(seat: Seat, offer: Offer) -> Unfit:
 
 def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
     """Returns the offer that serves a request for a compute instance, or the reason why none does. The memory
-    is that of the GPU instance, which its compute instances share.
+    of the offer is the memory of the GPU instance, which its compute instances share.
     """
     offer = offer_of(seat, want)
     if isinstance(offer, Unfit):

@@ -267,8 +267,8 @@ def _mps_targets(allocations: Iterable[Allocation]) -> set[str]:
 
 
 def _places(allocations: Iterable[Allocation]) -> set[InstancePlace]:
-    """The places of all instances of the allocations. The place of a compute instance comes with that of its
-    GPU instance.
+    """The places of all MIG instances of the allocations: for a compute instance, its place and the place of
+    its GPU instance.
     """
     places = [_place(piece) for allocation in allocations for piece in allocation.slices]
     return {one for place in places if place is not None for one in (place, place.gpu_instance)}
