@@ -8,7 +8,8 @@ from weakref import WeakValueDictionary
 
 from vgpud import clock
 
-# Two users count as active at the same time if the other one began a change within this time.
+# When a change of a user ends, another user counts as active too if it began a change within this time
+# before.
 _BESIDE_SECONDS = 1.0
 _NO_USER = -1
 T = TypeVar("T")

@@ -23,8 +23,8 @@ def adapter(kind: type) -> TypeAdapter[Any]:
 
 
 class Documents(Generic[T]):
-    """A row that cannot be read is left out and logged. Changes raise VgpuError as those of Rows do, and then
-    change nothing.
+    """The dataclasses in one table. A row that cannot be read is left out and logged. `put` and `drop` raise
+    VgpuError as the methods of Rows do, and then change nothing.
     """
 
     def __init__(self, rows: Rows, kind: type[T], key: Callable[[T], str]) -> None:

@@ -243,7 +243,7 @@ async def list_events(keeper: NodeKeeper, caller: Caller, asked: pb.ListEventsRe
     reply = pb.ListEventsReply()
     for first in range(0, len(events), _EVENTS_AT_ONCE):
         reply.events.extend(encode.event(event, None) for event in events[first : first + _EVENTS_AT_ONCE])
-        await asyncio.sleep(0)  # lets the loop serve other callers in between
+        await asyncio.sleep(0)  # lets the event loop serve other callers between two parts of the listing
     return reply
 
 

@@ -136,7 +136,7 @@ class RuntimeSocket:
 
     def open_to_group(self, opened: bool) -> None:
         """Lets users of the socket's group connect, or root only."""
-        with suppress(OSError):  # the file was removed, so there are no callers
+        with suppress(OSError):  # the socket's file was removed, so no caller can connect
             self.path.chmod(_MODES[Door.TENANT if opened else Door.ADMIN])
 
     def close(self) -> None:

@@ -208,8 +208,8 @@ class Doors:
 
 
 def wanted_addresses(policy: Policy) -> dict[str, bool]:
-    """The addresses that the policy names. The value is True if the status page is served there, False for
-    metrics alone.
+    """The addresses that the policy names, each with True if the status page is served at it, or False if
+    only the metrics are.
     """
     wanted = {policy.metrics.listen: False, policy.http.listen: True}
     return {address: with_page for address, with_page in wanted.items() if address}

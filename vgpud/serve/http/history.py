@@ -10,7 +10,9 @@ from vgpud.model.view import DeviceView, SliceMeter, on_device_bytes
 
 SAMPLE_SECONDS = 30.0
 SAMPLES = 120
-MOST_TENANTS = 200  # as many tenants as the event loop can draw in some 30 ms, which it does once per sample
+# maximum of tenants in the history: the event loop can draw so many in some 30 ms, and draws all of them once
+# per sample
+MOST_TENANTS = 200
 
 
 class Sample(NamedTuple):

@@ -58,8 +58,8 @@ def _plain(status: HTTPStatus) -> Response:
 
 
 class Identities(Protocol):
-    """Identifies the peers of a Unix socket: at once by uid, and in turns of the users by process. Raises
-    OSError for a peer that has ended.
+    """Identifies the peers of a Unix socket: the uid of a peer at once (`user_of`), the process of a peer in
+    turns of the users (`of`). Raises OSError for a peer that has ended.
     """
 
     def user_of(self, connection: socket.socket) -> int: ...
@@ -142,8 +142,9 @@ class Server:
         return user if self._shares.take(user) else None
 
     async def _serve(self, connection: socket.socket, user: int) -> None:
-        """Serves a connection. One to the Unix socket counts for its uid until its process is known, because
-        the look-up of a process takes time of the event loop and must wait for its turn.
+        """Serves a connection. A connection to the Unix socket counts for the uid of its peer until the
+        peer's process is known, because the look-up of a process takes time of the event loop and must wait
+        for its turn.
         """
         try:
             if self._identities is not None:

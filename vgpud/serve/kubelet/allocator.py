@@ -290,7 +290,8 @@ class Allocator:
         repeated = ids == hold.ids and not hold.pod
         if len(alive) == 1 and (repeated or (known and ids <= hold.ids)):
             if not known:
-                await self._admit(hold, listed)  # the pod may be another one than that of the first call
+                # the pod of this call may not be the pod of the first call with these ids
+                await self._admit(hold, listed)
             return await self._keeper.allocate(self._held(hold).request)
         if len(alive) == 1 and admitting and not resource.divisible:
             return await self._replace(resource, hold, hold.ids | ids)

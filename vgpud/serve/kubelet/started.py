@@ -82,7 +82,8 @@ class Started:
         VgpuError: LEDGER_FULL, LEDGER_READ_ONLY, LEDGER_CORRUPT, LEDGER_FAILED.
         """
         new = (request_id, str(init.pid), str(init.start_ticks), self._boot_id, init.cgroup)
-        # listed before `put`: of two containers that begin together, neither deletes the row of the other
+        # The rows are listed before the new row is put, so that two containers that begin together do not
+        # delete each other's rows.
         before = [row for row in self._rows if row[0] == request_id and row[:4] != new[:4]]
         await self._rows.put(new)
         self._note(request_id, init)

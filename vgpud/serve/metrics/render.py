@@ -49,7 +49,8 @@ class _Written(NamedTuple):
     state: str
     meters: tuple[SliceMeter, ...]
     info: str
-    heads: tuple[tuple[str, ...], ...]  # for each slice, the beginnings of its lines
+    # for each slice, the beginnings of its lines: the metric's name and the labels
+    heads: tuple[tuple[str, ...], ...]
     lines: tuple[str, ...]
 
 
