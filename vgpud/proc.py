@@ -237,8 +237,8 @@ class _Worker:
 
 
 class Aside:
-    """Asks the kernel questions about processes. Thread-safe. It keeps as many threads as were in use at
-    once.
+    """Asks the kernel questions about processes. Thread-safe. It keeps as many threads as were ever in use at
+    the same time.
     """
 
     def __init__(

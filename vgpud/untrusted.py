@@ -168,7 +168,7 @@ class Untrusted(socket.socket):
         connection = Untrusted(made.family, made.type, made.proto, fileno=made.detach())
         connection._listens, connection.may_pass = False, _may_pass(connection)
         if connection.may_pass:
-            # without this option, a look (MSG_PEEK) skips an urgent byte and a receive drops it
+            # without SO_OOBINLINE, a look (recv with MSG_PEEK) skips an urgent byte, and a receive drops it
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
             connection._user = _user_of(connection)
             self.keep()

@@ -133,8 +133,8 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> None:
-    """Adds the processes that no limit covers to the pids of the slices, because the daemon's reply has only
-    the processes under a limit there.
+    """Adds the processes that evade an allocation's limits to the pids of its slices. The daemon's reply
+    lists for a slice only the processes under its limits.
     """
     for process in processes:
         for use in item.use:

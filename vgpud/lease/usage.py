@@ -145,7 +145,7 @@ class LeaseMeter:
 
 _METER = struct.Struct("<8Q")
 _HELD = struct.Struct("<3Q")  # the words used, claim and context, with which a meter begins
-# upper bounds of used, claim, context and peak; then of the counters
+# upper bounds of a meter's figures: of used, claim, context and peak, then of the counters
 _METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)
 _COMPUTE = struct.Struct("<6Q")
 # the words start_ns, calls, looks, busy, quiet and wants, which are adjacent in a slot

@@ -18,7 +18,7 @@ from vgpud.model.rows import Row
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
-# So many of the newest events are kept, whichever users they are counted to, so that a watcher can reconnect.
+# Number of the newest events that are kept for all users together, so that a watcher can reconnect.
 NEWEST_KEPT = 5_000
 # Maximum of revisions without a sync; the next batch is then synced. A power cut loses at most these, and a
 # new boot skips as many, so that no revision is used twice.

@@ -31,7 +31,7 @@ class ComputeTime:
     waited_ns: int  # time in which the tenant had work and did not hold the device
     overrun_ns: int  # time in which the tenant held the device after the end of its time slice
     # number of time slices that did not end within the drain timeout, so that the next tenant was admitted
-    # beside this one
+    # beside this tenant
     bypasses: int
 
 

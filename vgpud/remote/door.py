@@ -401,8 +401,8 @@ class RemoteDoor:
             session.backend.close()
 
     def _end(self, session: Session, cause: VgpuError | str) -> None:
-        """Ends a session. A cause that is an error is sent to the client. A text is a cause that the client
-        knows, because it ended the session or left.
+        """Ends a session. If the cause is an error, it is sent to the client. If the cause is a text, it is
+        only logged: the client has ended the session or has left, so it knows the cause.
         """
         if self._sessions.pop(session.id, None) is None:
             return

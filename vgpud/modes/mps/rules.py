@@ -26,9 +26,9 @@ class MpsRules:
     processes_per_tenant: int = 1
     pooled_memory: bool = False  # libvgpu enforces one limit for all processes of a tenant
     exclusive_process: bool = False
-    # static SM partitions, 590 and later: each tenant has multiprocessors of its own
+    # static SM partitions (driver branch 590 and later): each tenant has multiprocessors of its own
     partitions: bool = False
-    below_normal: bool = False  # priority of clients: a hint to the driver, 535 and later
+    below_normal: bool = False  # priority of clients, a hint to the driver (branch 535 and later)
     check_seconds: float = 10.0
     hang_seconds: float = 30.0
 
