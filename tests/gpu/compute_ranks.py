@@ -193,7 +193,8 @@ def ways(bench: Bench) -> Line:
     return out
 
 
-# Takes lines `BEGIN END WAY`, as tests.gpu.programs does. The clock of the first rank ends both ranks
+# A rank of an NCCL job. Reads lines `BEGIN END WAY`, as tests.gpu.programs does. The first rank reads the
+# clock and decides for both ranks when they end.
 _NCCL = """
 import json, os, sys, time, torch, torch.distributed as dist
 rank, port = int(sys.argv[1]), sys.argv[2]

@@ -184,7 +184,7 @@ static void calls(void)
     compare("launch", one_launch, 1000);
     compare("alloc_free_1MiB", one_alloc, 60);
     compare("alloc_free_512B", one_small, 60);
-    CHECK(cuMemAllocAsync(&keep, MIB, stream)); /* this allocation keeps the pool at its size */
+    CHECK(cuMemAllocAsync(&keep, MIB, stream)); /* while this allocation lives, the pool does not shrink */
     compare("alloc_free_async_1MiB", one_async, 1000);
     CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
     compare("pool_attribute", one_attribute, 1000);

@@ -285,7 +285,7 @@ static size_t random_size(unsigned *seed)
     return 1 + (size_t)rand_r(seed) % most[rand_r(seed) % 4];
 }
 
-/* choices of random_step(): operations of all families, or of those on the device */
+/* values of `only` in random_step(): all families, or all families but managed memory and graphs */
 enum { ANY = -1, ON_THE_CARD = -2 };
 
 /* Makes one random operation. Returns true unless it was refused. */
@@ -395,7 +395,7 @@ static void relay(int first, int second, size_t bytes, double seconds)
     if (pipe(there) != 0 || pipe(back) != 0)
         fail("pipe", CUDA_ERROR_UNKNOWN);
     if (fork() == 0) {
-        close(there[1]); /* closed, so the second process ends with the first */
+        close(there[1]); /* so the read of the second process ends when the first process ends */
         relay_second(there[0], back[1], second, bytes);
     }
     begin();

@@ -35,7 +35,9 @@ def relay(bench: Bench) -> Any:
 
 
 def _sized(bench: Bench, mib: float) -> Iterator[dict[str, Any]]:
-    """Pairs of allocation families: each family before and after plain allocations, and each with itself."""
+    """Measures pieces of this size for pairs of allocation families: each family before and after plain
+    allocations, and each family with itself.
+    """
     pairs = dict.fromkeys([*((one, HANDED[0]) for one in HANDED), *((one, one) for one in HANDED)])
     for first, second in [*pairs, *((HANDED[0], one) for one in HANDED[1:])]:
         yield {"first": first, "second": second, "mib": mib, **_handed_on(bench, first, second, mib)}

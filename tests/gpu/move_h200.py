@@ -184,7 +184,9 @@ class Hand:
 
 
 def lists(uuids: list[str], old: str, new: str) -> dict[str, list[str]]:
-    """Forms of device pair lists that are documented or reported. vgpud passes the last form."""
+    """Returns lists of device pairs for a restore: all forms that are documented or reported. vgpud uses the
+    last.
+    """
     change = {old: new, new: old}
     around = {uuid: uuids[(i + 1) % len(uuids)] for i, uuid in enumerate(uuids)}
     return {

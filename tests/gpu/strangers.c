@@ -403,7 +403,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
-    close(pair[exports ? 1 : 0]); /* closed, so each process ends with the other */
+    close(pair[exports ? 1 : 0]); /* so each process sees the end of the other */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
