@@ -55,8 +55,8 @@ def test_libvgpu_lists_the_channels_of_a_context_in_the_lease(cut_card: Card) ->
     [("eager", 0), ("eager", 1), ("graph", 0), ("callbacks", 0), ("streams", 0), ("green", 0)],
 )
 def test_each_kind_of_kernel_launch_is_held_to_the_share(cut_card: Card, mode: str, priority: int) -> None:
-    """A tenant with priority is not preempted while it has no work. It is preempted if it has work and no
-    share left.
+    """A tenant with each of these modes of vgpu-spin uses no more than its share of 25 percent. The tenant
+    with priority is preempted only while it has work and no share left.
     """
     lease = cut_card.lease("a", HARD, 25, priority=priority)
     is_cut_to(cut_card, lease, 25, cut_card.spin(lease, LONG, "--mode", mode).pid)

@@ -154,7 +154,7 @@ def test_a_process_whose_arbiter_is_down_enables_only_channels_that_are_disabled
     process = cut_card.spin(lease, LONG)
     device_works(cut_card, process.pid)
     cut_card.kill_arbiter()
-    # marks the process as preempted on the other device, where it has no channels
+    # the table now shows the process as preempted on the second device, where it has no channels
     with (lease / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), struct.pack("<I", 2), layout.CHANNELS_AT + layout.CHANNELS_OFF)
     eventually(lambda: table(lease)[0] == 0, "it has looked")

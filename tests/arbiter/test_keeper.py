@@ -67,8 +67,8 @@ class Keeper:
 
 @contextmanager
 def with_a_close_that_waits(folder: Path, sockets: int) -> Iterator[tuple[Keeper, Iterator[socket.socket]]]:
-    """A keeper in which one close for the user ATTACKER hangs, and `sockets` further sockets whose close
-    hangs.
+    """Yields a keeper in which the close of a socket of user ATTACKER hangs, and `sockets` further sockets
+    whose close would hang.
     """
     keeper = Keeper()
     with never_written_back(folder, 1 + sockets) as (nested, file):
