@@ -161,7 +161,7 @@ static void check_plain(void)
     CHECK(cuMemAlloc_v2(&second, 1) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 602 * MIB); /* the driver uses a page of 2 MiB for the small allocation */
     CHECK(cuMemFree_v2(second) == CUDA_SUCCESS && cuMemFree_v2(first) == CUDA_SUCCESS);
-    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* the second free returns the driver's own error */
+    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* freed twice: the driver's own error */
     CHECK(cuMemFree_v2(0x1234000) == CUDA_ERROR_INVALID_VALUE && cuMemFree_v2(0) == CUDA_SUCCESS);
     CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1000, 4) == CUDA_SUCCESS && pitch == 1024);
     CHECK(free_bytes() == LIMIT - CONTEXT - 2 * MIB);

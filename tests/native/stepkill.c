@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OUTSIDE_MAX 200 /* steps outside of libvgpu; a memset in the driver would take millions */
+#define OUTSIDE_MAX 200 /* after this many steps outside of libvgpu the process runs freely */
 #define RUN_US 100      /* microseconds for which the process then runs freely before the next steps */
 #define RUNS_MAX 200
 
