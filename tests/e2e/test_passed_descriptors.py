@@ -46,8 +46,8 @@ KERNELS = pytest.mark.parametrize("before", [[], oldkernel.words()], ids=["kerne
 def test_passed_sockets_with_a_long_linger_time_do_not_stop_vgpud(
     make_node: NodeMaker, before: list[str]
 ) -> None:
-    """Each connection passes some sockets that vgpud drops when it receives, and some that it drops when it
-    closes.
+    """Each connection passes several sockets. vgpud drops some of them when it receives the message, and the
+    others when it closes the connection.
     """
     node = make_node()
     node.command = [*before, sys.executable, "-m", "vgpud.daemon"]

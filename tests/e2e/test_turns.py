@@ -149,7 +149,7 @@ call("cuCtxSynchronize")
 say(done=True)
 sys.stdin.readline()
 """)
-FUTEX = ("202", "98")  # the number of the call on x86-64 and aarch64
+FUTEX = ("202", "98")  # the number of the system call futex(2) on x86-64 and on aarch64
 LARGE_MIB = 130  # MiB; more than one chunk of libvgpu
 HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # MiB in the tenant's whole pages; the small piece is not included
 OWN_MIB = 4  # MiB of device memory that libvgpu's copy stream needs
