@@ -67,7 +67,7 @@ def test_unfinished_messages_of_a_user_are_bounded_in_number(live: Live, door: s
     wait_until(lambda: reading(live) >= QUICK.messages_per_user)
     peer.open("Plan")
     peer.ended_streams(1)  # the end of this stream shows that the event loop has served every call before it
-    # this many messages are read into memory at a time
+    # the server reads only `messages_per_user` messages of a user into memory at a time
     assert reading(live) == QUICK.messages_per_user
     peer.close()
     wait_until(lambda: calls.taken == 0)
