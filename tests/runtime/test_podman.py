@@ -128,7 +128,7 @@ def test_a_podman_container_waits_for_vgpud_and_vgpud_notices_an_end_that_it_mis
 def test_root_in_a_container_can_create_no_file_in_folders_of_the_host(
     podman: Podman, isolation: str
 ) -> None:
-    """Otherwise a container could write any number of files into its folder in the host's run folder."""
+    """If root in a container could create such files, it could fill the file system of the run folder."""
     podman.start(f"vgpud-test-{isolation}", ASKS, f"--annotation=vgpud.io/isolation={isolation}")
     tries = "for folder in /run/vgpu/*/ /run/vgpu/*/*/; do (echo > $folder/new); done; ls /dev/shm"
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="vgpud-test-"):
