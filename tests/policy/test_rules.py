@@ -55,7 +55,7 @@ def test_a_match_covers_a_device_if_all_its_keys_agree(match: Match, covers: boo
         (Match(), Match(name="*", index=(1,), mig_capable=True), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H200*"), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H?00"), True),
-        # the second rule is in fact hidden, but character classes are not analysed
+        # the first rule hides the second one, but the check does not analyse character classes such as [AH]
         (Match(name="*"), Match(name="[AH]100"), False),
         (Match(name="NVIDIA H200*"), Match(name="NVIDIA*"), False),
         (Match(name="NVIDIA H?00"), Match(name="NVIDIA H*00"), False),
