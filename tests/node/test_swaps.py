@@ -167,7 +167,7 @@ class Lies(swaps.Swaps):
 def test_a_swap_of_a_lease_that_claims_a_pebibyte_is_awaited_only_as_long_as_its_limit_takes(
     phase: SwapPhase, wanted: SwapPhase, state: State
 ) -> None:
-    """Meanwhile the other tenants of the device cannot have their turns."""
+    """While vgpud waits for a swap, the other tenants of the device cannot have their turns."""
     liar = Allocation("a", request("a"), state, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     with pytest.raises(VgpuError, match="its memory was not moved within 40 seconds"):
         clock.run(Lies(phase).until(liar, wanted))
