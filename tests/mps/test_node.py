@@ -144,7 +144,8 @@ def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker)
         node.kill()
         assert is_alive(daemon)
         assert tenant.alive
-        # the first program is the only client that the allocation allows, whether vgpud runs or not
+        # a second program is refused, whether vgpud runs or not, because the allocation allows only one
+        # client
         assert result(node, held) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
         node.start()
     assert control_pid(node) == daemon
