@@ -33,7 +33,7 @@ WHERE = {
     "vgpud/inject/cdi.py": OWN,
     "vgpud/inject/driver.py": OWN,
     "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside calls this parser on a thread
-    "vgpud/inject/wish.py": THREAD,  # runs on a thread, and its texts are limited to 32 characters
+    "vgpud/inject/wish.py": THREAD,  # it parses texts of at most 32 characters, on a thread
     "vgpud/planner/layouts.py": SMALL,  # the regular expression reads the first 32 characters of a word
     "vgpud/planner/refuse.py": SMALL,  # the profile's name has at most 256 characters
     "vgpud/planner/select.py": SMALL,  # the UUID has at most 256 characters
