@@ -126,8 +126,9 @@ def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> 
 def test_passed_sockets_with_a_long_linger_time_do_not_stop_the_arbiter(
     any_kernel: Node, word: bytes
 ) -> None:
-    """Each connection passes some sockets that the arbiter drops when it receives, and some that it drops
-    when it closes. Others wait in the listener's queue when the lease ends.
+    """Each connection passes several sockets. The arbiter drops some of them when it receives the message,
+    and others when it closes the connection. Further
+    connections wait in the listener's queue when the lease ends.
     """
     node, lease = any_kernel, any_kernel.lease()
     assert node.arbiter is not None
