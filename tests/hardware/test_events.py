@@ -162,7 +162,7 @@ def test_a_fatal_error_of_a_module_makes_the_device_sick_until_its_repair() -> N
 
 
 class RepairNvml(OperationalNvml):
-    """NVML of a driver that reports a recovery action for each device. An action of None cannot be read."""
+    """NVML of a driver that reports a recovery action for each device. For None, the query fails."""
 
     def __init__(self, *actions: int | None) -> None:
         super().__init__(len(actions))
