@@ -166,7 +166,7 @@ static void send_packet(int fd)
 {
     struct vgpu_message message = {.kind = byte(), .version = VGPU_LEASE_VERSION, .slot = byte()};
     uint8_t odd = byte();
-    /* locks the slot for most inputs; without the lock the arbiter refuses the registration */
+    /* before half of the registrations the tenant locks its slot; the arbiter refuses the others */
     if (message.kind == VGPU_MSG_REGISTER && (odd & 1) == 0)
         ask_tenant(LOCK, odd >> 1, (uint8_t)message.slot);
     bytes(&message.turn, sizeof(message.turn));
