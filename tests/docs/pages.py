@@ -114,7 +114,9 @@ _MACHINES = re.compile(
 
 
 def expected(command: Command) -> re.Pattern[str]:
-    """A pattern for the output of a command. A page may leave out the answer of one of _MACHINES."""
+    """A pattern for the output of a command. For a command that _MACHINES matches, only the headings must
+    match, and a page that shows no output matches any.
+    """
     if not _MACHINES.search(command.line):
         return pattern(command.printed)
     if not command.printed:
