@@ -49,7 +49,7 @@ def with_dra(on_policy: OnPolicy) -> Any:
         prepare(pods)
         # vgpud reads its kubeconfig only at its start
         pods.cluster.node.stop()
-        # these are slices of the earlier policy, and a claim must not get their devices
+        # deletes the ResourceSlices of the earlier policy, because a claim must not get their devices
         pods.cluster.kubectl("delete", "resourceslices", "--all", "--wait=true")
         pods.cluster.node.start()
         eventually(lambda: slices(pods), "slices are published")
