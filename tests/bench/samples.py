@@ -19,7 +19,7 @@ from vgpud.model.tenancy import (
     State,
 )
 
-MEMORY_BYTES = 64 * MIB  # so small that ten thousand allocations fit on eight large devices
+MEMORY_BYTES = 64 * MIB  # ten thousand allocations of this size fit on eight large devices
 UUIDS = tuple(f"GPU-{n:08d}-1111-2222-3333-444444444444" for n in range(8))
 
 
