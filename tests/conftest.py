@@ -133,8 +133,8 @@ def named(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Disables garbage collection during the collection of tests, which live to the end. It would take half
-    of that time.
+    """Disables garbage collection during the collection of tests, which live to the end. Garbage
+    collection would take half of the time of the collection.
     """
     gc.disable()
     try:
