@@ -234,7 +234,8 @@ static bool forgotten(struct process *process)
 }
 
 /*
- * Clears the slot of a process that has another slot now, and forgets the process there, unless it still has the lock.
+ * Handles the former record of a process that has another slot now: clears the former slot and removes the record,
+ * unless the process still has the former slot's lock.
  */
 static void forget_moved(struct process *process)
 {

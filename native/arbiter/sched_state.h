@@ -126,7 +126,7 @@ struct sched_tenant {
     uint64_t joined_until;
     bool open_ended;  /* the slice has no end until another tenant can use the device */
     uint32_t overrun; /* devices on which the tenant was bypassed, as bits, while processes are OVERRUN */
-    /* how many times in a row the next tenant was admitted beside this one, because its slice did not drain in time */
+    /* number of slices in a row that did not drain in time, so that the next tenant was admitted beside this one */
     uint32_t bypasses;
     uint64_t overrun_since;
     uint64_t turn;

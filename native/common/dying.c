@@ -36,7 +36,7 @@ static enum life life(pid_t pid)
         return GONE;
     ssize_t size = read(fd, text, sizeof(text) - 1);
     close(fd);
-    if (size <= 0) /* the process has ended since the file was opened */
+    if (size <= 0) /* nothing could be read: the process has ended since open(2) */
         return GONE;
     text[size] = '\0';
     if ((strtoul(field(text, FLAGS_FIELD), NULL, 10) & PF_EXITING) == 0)
