@@ -12,7 +12,8 @@
 #define STACK_BYTES (128 * 1024)
 
 static struct vgpu_drain_job *jobs;
-static const struct vgpu_drain_job *current; /* the job in whose context the drain thread is */
+/* the job in whose context the drain thread makes a call now; NULL: it makes none */
+static const struct vgpu_drain_job *current;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t out = PTHREAD_COND_INITIALIZER; /* signalled when `current` changes */

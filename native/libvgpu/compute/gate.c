@@ -48,7 +48,7 @@ static struct {
     uint64_t seen_at; /* time of the last check for idleness */
     int64_t idle_ns;  /* idle time in this slice */
     uint64_t granted_at;
-    uint64_t seen_count; /* count of launches at the last check, for idleness and the counters */
+    uint64_t seen_count; /* count of launches at the last check: if it changes, the process was not idle */
     uint32_t waiting;    /* number of threads that wait at the gate */
     uint32_t epoch;      /* futex word that changes with the state */
     bool draining;       /* a drain was begun for this slice */

@@ -122,8 +122,8 @@ static int register_once(void)
 }
 
 /*
- * As wait_for_line, by a receive. The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE, which the program
- * may set to 0 when it has opened all that it needs. A receive has no such limit.
+ * Waits as wait_for_line does, but in a receive. The kernel refuses poll(2) of more descriptors than RLIMIT_NOFILE,
+ * which the program may set to 0 when it has opened all that it needs. A receive has no such limit.
  */
 static bool wait_by_receive(int fd, int64_t ns)
 {
@@ -181,7 +181,7 @@ static void serve(int fd)
         close(fd);
 }
 
-/* Calls the listener's tick without an arbiter for `ns`. Afterwards the caller looks for an arbiter. */
+/* Calls the listener's tick for `ns` while there is no arbiter. Afterwards the caller looks for an arbiter again. */
 static void live_alone(int64_t ns)
 {
     while (ns > 0) {

@@ -127,7 +127,7 @@ struct vgpu_route vgpu_dlvsym_route(void *handle, const char *name, const char *
 {
     int id = name != NULL ? vgpu_wrapped(name) : -1;
     (void)caller;
-    /* RTLD_NEXT is not followed here, because no released driver gives these functions versions */
+    /* a lookup with RTLD_NEXT is passed on unchanged: no released driver gives its functions versions */
     if (id < 0 || handle == RTLD_NEXT)
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlvsym()};
     return replace(id, vgpu_libc_dlvsym()(handle, name, version));

@@ -105,7 +105,7 @@ struct vgpu_account *vgpu_tenant_account(void)
 
 bool vgpu_tenant_reclaim(void)
 {
-    if (!vgpu_slot_others(account.usage, account.slot)) /* saves the system calls below */
+    if (!vgpu_slot_others(account.usage, account.slot)) /* no other slot is in use: the system calls below are saved */
         return false;
     int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&entry);
