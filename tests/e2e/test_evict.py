@@ -138,7 +138,7 @@ def test_memory_that_stays_on_the_device_is_reported_by_kind(node: DemoNode) -> 
     contexts = kinds.pop("contexts and arrays")
     assert kinds == {
         "physical memory": 10,  # MiB of cuMemCreate without a mapping
-        "pools": 32,  # MiB; a memory pool takes whole blocks of the driver
+        "pools": 32,  # MiB; a memory pool takes memory in blocks of 32 MiB
         "managed": 6,
         "small allocations": 2,  # MiB: one page of the driver
     }
@@ -530,7 +530,7 @@ def test_every_kind_of_call_of_an_evicted_tenant_waits_until_it_is_resumed(make_
     kinds = tenant.line()["calls"]
     (name,) = states(node)
     lease = node.run_dir / "leases" / name
-    # after the call "capture" the stream is being captured, and libvgpu does not evict such a tenant
+    # after the call "capture" a stream is being captured, and libvgpu does not evict the tenant meanwhile
     for kind in kinds[: kinds.index("capture") + 1]:
         assert suspend(node, name).stays_bytes > 0
         ask(tenant, kind)

@@ -82,7 +82,7 @@ def allocated(node: DemoNode) -> list[int]:
 
 
 def test_sixty_four_clients_fill_eight_devices_to_the_last_slice(node: DemoNode) -> None:
-    """Eight allocations fill each of the eight devices."""
+    """Each of the eight devices has room for eight allocations, so all 64 clients get one."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
     usable = device.memory_total_bytes - device.memory_reserved_bytes

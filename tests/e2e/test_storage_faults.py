@@ -225,9 +225,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_hostile_usage_file_harms_no_other_tenant(make_node: NodeMaker) -> None:
-    """Root in a container owns its lease directory, so a tenant can damage the usage file in each of these
-    ways.
-    """
+    """Root in a container owns its lease directory, so a tenant can damage the usage file in any way."""
     node = make_node()
     node.start()
     for how, hurt in HOSTILE.items():
