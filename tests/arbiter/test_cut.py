@@ -228,8 +228,8 @@ def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path)
 def test_a_job_on_two_devices_and_a_tenant_on_one_of_them_take_turns(
     cut_card: Card, tmp_path: Path, policy: SharePolicy
 ) -> None:
-    """No other tenant uses the second device, so it has no time slices. The job's slices on the first device
-    must end nevertheless.
+    """The job is the only tenant of the second device, so that device has no time slices. The job's slices on
+    the first device must end nevertheless.
     """
     job, other = cut_card.lease("a", policy, 50, devices=2), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(other, LONG)

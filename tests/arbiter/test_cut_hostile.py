@@ -118,8 +118,8 @@ def own_line(pid: int) -> socket.socket:
 @needs("ptrace")
 @pytest.mark.parametrize("priority", [0, 1])
 def test_false_reports_of_idle_time_cost_another_tenant_no_share(cut_card: Card, priority: int) -> None:
-    """If the arbiter believed all reports, such a tenant with priority and a share of 5 percent could use 88
-    percent of the device.
+    """A tenant with priority and a share of 5 percent reports again and again that it is idle. If the arbiter
+    believed all reports, the tenant could use 88 percent of the device.
     """
     good, bad = cut_card.lease("good", HARD, 50), cut_card.lease("bad", HARD, 5, priority=priority)
     cut_card.spin(good, LONG)
