@@ -178,7 +178,7 @@ def test_units_of_systemd_are_used_only_if_systemd_started_this_process(
     monkeypatch.delenv("INVOCATION_ID", raising=False)
     monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
     assert chosen() is ChildUnits
-    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop may have this variable, too
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a desktop's shells may have it, too
     assert chosen() is ChildUnits
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getppid()))
     assert chosen() is ChildUnits
