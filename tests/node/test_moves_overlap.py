@@ -567,7 +567,7 @@ def test_a_move_that_needs_the_room_of_an_earlier_one_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tenant moves to the device that another tenant leaves, and needs its room there. A third tenant
-    moves to a device with room, and waits for none of them.
+    moves to a device with room, and does not wait for the two others.
     """
 
     async def work() -> None:
