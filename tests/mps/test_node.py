@@ -122,7 +122,7 @@ def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
     first.process.kill()
     first.process.wait()
     sizes = [filled(node, held) for held in (small, middle, large)]
-    context = 544 * MIB  # the driver's own part of each limit, measured on an H200
+    context = 544 * MIB  # memory of each limit that the driver uses for the context, measured on an H200
     for got, gib in zip(sizes, (1, 2, 8), strict=True):
         assert gib * GIB - context <= got < gib * GIB
     assert [sms(node, held) for held in (small, middle, large)] == [14, 40, 80]
@@ -207,7 +207,7 @@ def control_pid_or_none(node: DemoNode) -> int | None:
 
 
 def told(node: DemoNode, after: int) -> list[str]:
-    """The sentences of the events after that revision."""
+    """Returns the sentences of the events that are later than revision `after`."""
     with client(node, timeout_seconds=300) as calls:
         last = calls.list_allocations().revision
         sentences = []
