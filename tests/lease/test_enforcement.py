@@ -17,7 +17,7 @@ from vgpud.lease import DeviceLimits, read_usage, write_lease
 
 @pytest.mark.parametrize("family", ["alloc", "vmm"])
 def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, family: str) -> None:
-    """The sizes keep the processes always near the limit."""
+    """The allocations are so large that the processes together are always near the limit."""
     lease = node.lease(memory_bytes=8 * CONTEXT_BYTES + 256 * MIB)
     state = tmp_path / "driver-state"
     state.write_bytes(bytes(48))
