@@ -59,7 +59,7 @@ from vgpud.serve.kubelet.resources import Resource, request_id, request_of
 from vgpud.serve.old_files import read_state
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = 6000  # a number of digits that Python refuses to convert
+LONG = 6000  # Python refuses to convert a number with so many digits
 
 
 @dataclass(frozen=True)
