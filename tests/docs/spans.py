@@ -41,7 +41,7 @@ ON_MACHINE = {
     " rm /etc/vgpud/conf.d/60-kubelet.toml",
     "journalctl -x": "journalctl -x -u vgpud | grep 'Subject: vgpud serves'",
     "journalctl -u vgpud -n 50": "journalctl -u vgpud -n 50",
-    # the journal of the test's machine, which has no GPU, has no such lines, and journalctl then exits with 1
+    # the test's machine has no GPU, so journalctl finds no line of the driver and exits with 1
     "journalctl -k -g NVRM": "journalctl -k -g NVRM || true",
     "journalctl VGPUD_OWNER=1000": "journalctl VGPUD_OWNER=1000",
     "usermod -aG vgpu USER": "usermod -aG vgpu alice",
