@@ -349,7 +349,7 @@ class Cluster:
         )
 
     def get(self, *words: str) -> Any:
-        """An object, or the items of a list."""
+        """Returns the object that `kubectl get WORDS` names, or all objects if it lists several."""
         found = json.loads(self.kubectl("get", *words, "-o", "json").stdout)
         return found.get("items", found)
 
