@@ -84,7 +84,8 @@ class CdiWatch:
         if now.driver != seen.driver:
             self._context.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info(LogEvent.DRIVER_FILES_CHANGED_REWRITING_CDI_SPECS)
-        # an allocation's instance that was made and destroyed between two checks leaves the paths equal
+        # If an allocation's MIG instance was made and destroyed between two checks, the paths are equal, so a
+        # missing path counts too.
         moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
         if moved or now[:2] != seen[:2]:
             await self._context.inventory.refresh()

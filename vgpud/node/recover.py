@@ -67,7 +67,8 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     phase = phase_of(allocation)
     if phase not in _CHANGING:
         return
-    # If this fails, the audit line says so. The owner can repeat the change, or release the allocation.
+    # If the change cannot be finished or undone, its audit line says so. The owner can repeat the change, or
+    # release the allocation.
     with (
         suppress(VgpuError),
         audit.because("vgpud was interrupted"),

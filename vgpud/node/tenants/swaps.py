@@ -133,7 +133,7 @@ class Swaps:
             await self._context.activities.ask(allocation.id)
             await self._until_made(allocation)
         finally:
-            # a buffer that is made later would not be in the table of host memory
+            # libvgpu stops making buffers: a buffer made later would not be in the table of host memory
             self._suspendable.expect(allocation.id, False)
 
     async def _until_made(self, allocation: Allocation) -> None:

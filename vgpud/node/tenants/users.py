@@ -22,7 +22,7 @@ from vgpud import proc
 _PIDFD_GET_USER_NAMESPACE = 0xFF09  # the ioctl _IO(0xFF, 9) of linux/pidfd.h, since Linux 6.11
 _NS_GET_PARENT = 0xB702  # the ioctl NS_GET_PARENT of ioctl_ns(2)
 _NS_GET_OWNER_UID = 0xB704
-_MOST_NESTED = 33  # user namespaces nest at most 32 deep (user_namespaces(7)), plus one
+_MOST_NESTED = 33  # maximum of nested user namespaces: 32 (user_namespaces(7)), plus one
 _SUBUID = Path("/etc/subuid")
 _LOOK_UP_AGAIN_SECONDS = 60.0
 
