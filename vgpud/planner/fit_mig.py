@@ -18,7 +18,8 @@ from vgpud.planner.words import listed, shown_bytes
 
 _REMEMBERED = 64
 _FITS = 1024
-_MOVE_COST = 1000  # more than the cost of any place, so that a device that needs no moves is preferred
+# cost of one move: more than the cost of any place, so that a device that needs no moves is preferred
+_MOVE_COST = 1000
 
 
 class Choice(NamedTuple):

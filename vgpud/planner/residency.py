@@ -36,7 +36,7 @@ class Rules:
 
 
 class Where(StrEnum):
-    NEW = "new"  # being allocated: its room is booked, and none of its programs runs
+    NEW = "new"  # the tenant is being allocated: its room is booked, and none of its programs runs
     HERE = "here"
     GOING = "going"
     AWAY = "away"
