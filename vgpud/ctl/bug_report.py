@@ -25,7 +25,7 @@ _MOST_BYTES = 4 * 2**20  # maximum of bytes of a command's output, of which the 
 _SECONDS = 20
 _FIRST_HUMAN_UID = 1000
 
-# Commands whose output the report contains. For a command that is not installed, it says so.
+# Commands whose output the report contains. For a command that is not installed, the report says so.
 _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal.txt", ("journalctl", "-u", "vgpud*", "-n", "3000", "--no-pager", "-o", "short-precise")),
     ("kernel.txt", ("journalctl", "-k", "-n", "500", "--no-pager", "-g", "NVRM|Xid|nvidia")),

@@ -93,7 +93,7 @@ def _remote() -> list[Finding]:
     try:
         settings = on_disk().policy.remote
     except VgpuError:
-        return []  # another finding says that the policy is wrong
+        return []  # the policy is wrong, which another finding reports
     grants, certificate = of_this_node()
     return [*checks.remote(settings, certificate), *(checks.grants(grants) if settings.server else ())]
 

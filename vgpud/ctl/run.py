@@ -44,7 +44,8 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
         become(command, merged(host_environment(allocation), initial_environment()), inherited)
     except OSError as error:
         failure = exec_error(command[0], error)
-    # If the daemon does not answer, it releases the allocation later: it notices the end of this process.
+    # If the daemon does not answer, the daemon releases the allocation later, when it notices the end of this
+    # process.
     with suppress(VgpuError), connect(arguments) as client:
         client.release(allocation.id, True)
     raise failure

@@ -315,8 +315,8 @@ def _numa_node(nvml: Nvml, handle: Handle, bus_id: str, host_root: Path) -> int 
         nodes = sum(int(word) << (64 * at) for at, word in enumerate(words))
         if nodes.bit_count() == 1:
             return nodes.bit_length() - 1
-    # The bus id of a simulated device can equal that of a real device of this host, whose files would be
-    # wrong.
+    # The bus id of a simulated device can equal that of a real device of this host. The files of the real
+    # device would be wrong for the simulated one.
     if nvml.simulated:
         return None
     return _kernel_numa_node(bus_id, host_root)

@@ -41,7 +41,9 @@ _MAX_COUNT = 64
 # Maximum length of a key that is compared with the known keys, because the time of the comparison grows with
 # the length.
 _MAX_KEY_CHARACTERS = 32
-_MAX_ID_CHARACTERS = 100  # characters of an id that become part of the request id, which has at most 128
+# maximum of characters of the caller's id that become part of the request id, which has at most 128
+# characters
+_MAX_ID_CHARACTERS = 100
 _MAX_TEXT_CHARACTERS = 256
 # Annotations that mark a pod's pause container (containerd, CRI-O). The pause container has the pod's
 # annotations too, but needs no GPU.

@@ -18,8 +18,8 @@ Operation = Callable[[Tables], Any]
 class Durability(IntEnum):
     """The failure that an acknowledged write survives. The package's docstring explains the two levels."""
 
-    PROCESS = 0  # survives the end of the process, also by kill -9
-    POWER = 1  # survives a crash of the kernel and a power cut as well
+    PROCESS = 0  # the write survives the end of the process, also by kill -9
+    POWER = 1  # the write also survives a crash of the kernel and a power cut
 
 
 _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}

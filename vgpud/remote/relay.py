@@ -49,7 +49,7 @@ async def _lost(join: "asyncio.Task[None]", source: StreamReader) -> None:
 async def _cut(source: StreamReader, target: StreamWriter, seen: Seen) -> None:
     while data := await source.read(PIECE_BYTES):
         target.write(len(data).to_bytes(_LENGTH_BYTES) + data)
-        await target.drain()  # reads no more while the target is slow
+        await target.drain()  # while the target takes no data, nothing more is read from the source
         await seen(len(data))
     target.write(bytes(_LENGTH_BYTES))
     await target.drain()

@@ -379,6 +379,6 @@ def _pass_one(door: socket.socket, engine: Engine) -> bool:
     try:
         with _connect(engine) as made:
             socket.send_fds(door, [wire.CONNECT], [made.fileno()])
-    except (ConnectionError, TimeoutError):  # an answer without a connection means that the server refuses it
+    except (ConnectionError, TimeoutError):  # the answer has no connection, because the server refuses it
         door.sendall(wire.CONNECT)
     return True

@@ -23,7 +23,7 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-# receivers that run: in all, of one user, and of root in addition
+# maximum of receivers that run: in all, of one user, and of root in addition
 _receivers = Shares(64, 8, 64)
 
 
