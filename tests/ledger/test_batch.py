@@ -210,8 +210,8 @@ def test_a_cancelled_caller_does_not_disturb_other_callers_of_its_batch(tmp_path
 def test_a_failure_of_the_ledgers_writer_thread_gives_every_waiting_caller_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer thread fails outside of a transaction, as when a rollback fails or memory is short. Then all
-    waiting callers get an error, and later callers are served.
+    """Committer.run() itself raises, as it does if a rollback fails or memory is short. All waiting callers
+    get an error, and later callers are served.
     """
 
     async def work() -> None:

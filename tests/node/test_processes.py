@@ -21,8 +21,8 @@ STRAY = DeviceProcess(4242, GIB, "compute")
 def test_a_process_that_libvgpu_does_not_count_is_listed_as_past_its_limits_if_its_tenant_is_marked(
     tmp_path: Path, is_marked: bool, is_silent: bool, is_past: bool
 ) -> None:
-    """If the tenant's libvgpu does not answer, vgpud does not know which processes it counts, and lists none
-    as past its limits.
+    """If the arbiter does not answer, vgpud does not know which processes libvgpu counts, and lists none as
+    past its limits.
     """
 
     async def work() -> None:

@@ -33,7 +33,7 @@ def _release(remote: RemoteNode, _: str) -> None:
 
 def _kill_engine(remote: RemoteNode, _: str) -> None:
     for pid in engine_of(remote):
-        with suppress(ProcessLookupError):  # the process has ended with its parent, killed before
+        with suppress(ProcessLookupError):  # the process ended when an earlier one was killed
             os.kill(pid, signal.SIGKILL)
 
 
