@@ -38,8 +38,9 @@ def unpack(python: str, machine: str, wheels: Iterable[Path], folder: Path) -> N
 
 
 def merge(folder: Path, into: Path) -> None:
-    """Merges the wheels of several Python versions into one folder. Raises ValueError if two wheels have
-    different files with one name.
+    """Copies the installed wheels of one Python version from `folder` into `into`, which may have those of
+    other versions. Raises ValueError if both have a file with one name and different contents, except in
+    *.dist-info.
     """
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)

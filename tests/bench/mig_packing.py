@@ -202,7 +202,7 @@ def _decision(report: Report) -> None:
         return choose(asked[number % 3], node, AUTO, use)
 
     def changed_one_kind(number: int) -> object:
-        """Changes one device and makes a decision. All requests are of the same kind."""
+        """Changes one device and decides on one request. All requests are of the same kind."""
         use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
         return choose(asked[0], node, AUTO, use)
 

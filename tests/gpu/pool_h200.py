@@ -82,7 +82,8 @@ def sizes(arguments: argparse.Namespace) -> None:
                     out = timed(node, "suspend", name)
                     away = used_gib()
                     spans[kind] = out, timed(node, "resume", name)
-                    if kind != "unchanged":  # this check would change what the next suspension finds
+                    # the next suspension must find unchanged memory, which this check could change
+                    if kind != "unchanged":
                         good.append(told(one))
                 (swap,) = read_swaps(node.run_dir / "leases" / name)
             bounds = {way: AIM_OF_COPY * copy[way] + AIM_MORE_SECONDS for way in copy}

@@ -224,7 +224,7 @@ static bool is_below(int fd, const char *folder)
     return length > (ssize_t)strlen(folder) && strncmp(path, folder, strlen(folder)) == 0;
 }
 
-/* Closes the descriptors from 3 on, or those of the folder's files, and returns their number. */
+/* Closes the descriptors 3 to 63, or those of files below `folder` if it is not NULL. Returns how many it closed. */
 static int close_all(const char *folder)
 {
     int closed = 0;

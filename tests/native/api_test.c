@@ -113,7 +113,7 @@ static void check_proc_address(void)
     CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
 }
 
-/* A driver that returns addresses of functions without symbols. libvgpu chooses the wrapper by version and stream
+/* A driver that returns addresses of functions that have no symbols. libvgpu chooses the wrapper by version and stream
  * flag. */
 static void check_private_entries(void)
 {

@@ -1,6 +1,6 @@
 /*
- * deepbind.c: deepbind PLUGIN MIB loads a plugin with RTLD_DEEPBIND, which holds MIB of device memory until standard
- * input ends. The plugin's calls bind to libcuda directly and bypass every preloaded library.
+ * deepbind.c: deepbind PLUGIN MIB loads a plugin with RTLD_DEEPBIND. The plugin holds MIB of device memory until
+ * standard input ends. Its calls bind to libcuda directly and bypass every preloaded library.
  */
 #include <dlfcn.h>
 #include <stdio.h>

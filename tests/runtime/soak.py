@@ -151,7 +151,7 @@ def soak(folder: Path, starts: int, restart_every: int, seed: int = 0, told: boo
         left = one.leaked()
         log = node.log.read_text()
         if told:
-            said = ('"allocated"', "container_refused", '"released"')
+            said = ('"allocated"', "container_runtime_call_refused", '"released"')
             print({words: log.count(words) for words in said}, flush=True)
         if left and told:
             print(log[-6000:])

@@ -230,7 +230,7 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         unchanged = (
             # the first container has its allocation by the allocation's CDI device
             config(["VGPU_ALLOCATION=a1"], "/dev/nvidia0"),
-            config(["VGPU_COUNT=0"]),  # a sidecar of a container with a slice
+            config(["VGPU_COUNT=0"]),  # a sidecar without a slice, beside a container with one
             config([], **{"io.container.manager": "libpod"}),
             json.dumps({"annotations": {mark: "sandbox"}}),
         )

@@ -26,7 +26,9 @@ _START, _CLEAR = "\r", "\x1b[K"
 
 
 class Seen(NamedTuple):
-    """Memory of an operation in bytes: what is on the device or still to move, and the known total."""
+    """Memory of an operation in bytes. `on_device` is what is on the device, or what planned moves have still
+    to move. `whole` is the total; 0 if it is not known.
+    """
 
     on_device: int = 0
     whole: int = 0

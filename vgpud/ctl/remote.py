@@ -221,7 +221,7 @@ def _record(change: str) -> None:
 
 def _account(user: str) -> tuple[int, int, str]:
     """The uid, gid and name of an account of this host, by name or uid. Raises VgpuError(BAD_REQUEST) if
-    there is no such account, or if it may open vgpud's sockets.
+    there is no such account, or if its uid or primary group gives access to vgpud's sockets.
     """
     import pwd
 

@@ -38,8 +38,9 @@ class HookProgram:
         }
 
     def in_container(self, edits: Edits, driver: DriverFiles) -> list[dict[str, Any]]:
-        """The createContainer hooks. They add vgpud's files to those of the image: the preload list and the
-        loader's configuration.
+        """The createContainer hook, if one is needed. It refuses a container that was given another
+        allocation too, adds the library to the image's /etc/ld.so.preload, and shows the driver's libraries
+        in the folder that the image's C library searches.
         """
         env = dict(edits.env)
         library, allocation = env.get(PRELOAD), env.get(ALLOCATION)

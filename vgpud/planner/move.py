@@ -138,7 +138,9 @@ _OTHER = "name another device, see 'vgpuctl devices'"
 def _check_device(allocation: Allocation, part: Slice, here: Device | None, there: Device) -> None:
     if here is None or not here.health.answers:
         raise VgpuError(
-            ErrorCode.GPU_LOST, f"device {part.device_uuid} does not answer", "see 'vgpuctl devices'"
+            ErrorCode.GPU_LOST,
+            f"device {part.device_uuid} is missing or does not answer",
+            "see 'vgpuctl devices'",
         )
     if there.health is not Health.OK:
         raise VgpuError(

@@ -249,7 +249,7 @@ class RemoteDoor:
         else:
             raise VgpuError(
                 ErrorCode.BAD_REQUEST,
-                "a client may not ask for the settings, only the door may",
+                "a client may not ask for the policy's table [remote], only the door may",
                 "open a session",
             )
 

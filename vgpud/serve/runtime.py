@@ -430,7 +430,7 @@ def _needed(hook: HookProgram | None) -> HookProgram:
 
 
 def _refused(error: VgpuError, caller: Caller) -> bytes:
-    log.info(LogEvent.CONTAINER_REFUSED, why=str(error), uid=caller.user, pid=caller.process.pid)
+    log.info(LogEvent.CONTAINER_RUNTIME_CALL_REFUSED, why=str(error), uid=caller.user, pid=caller.process.pid)
     return _told(error)
 
 

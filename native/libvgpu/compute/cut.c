@@ -21,7 +21,7 @@
 #define QUIET_MAX_NS 3000000u /* maximum of the adapted time without a call: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
-#define SAMPLE_MAX_MS 20u /* a sample stands for at most this time since the sample before */
+#define SAMPLE_MAX_MS 20u /* a sample counts for the time since the sample before, but for at most this time */
 /* samples take at most 1/SAMPLE_COSTS of the time: after a sample, the next one waits SAMPLE_COSTS times as long */
 #define SAMPLE_COSTS 100u
 #define MARKER_PASSES_NS 20000u /* how long to wait for a marker: on an idle device it completes within 5 to 10 us */

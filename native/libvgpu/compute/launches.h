@@ -1,4 +1,4 @@
-/* launches.h: the counters of this process's launches, which the gate and the pacing write. */
+/* launches.h: the counters of this process's launches. The gate writes them; cut.c writes `allow` too. */
 #ifndef VGPU_LAUNCHES_H
 #define VGPU_LAUNCHES_H
 

@@ -251,7 +251,7 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
     CUresult result = CALL(cuCtxSetLimit, limit, value);
-    vgpu_module_forget(); /* the stack may be smaller now, so each function is measured again */
+    vgpu_module_forget(); /* the limit of the stack may be lower now, so each function is measured again */
     vgpu_overhead_look(index, 0);
     return result;
 }

@@ -26,9 +26,8 @@ static bool reserve(int device, uint64_t bytes)
     if (bytes <= limit && vgpu_overhead_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
     vgpu_tenant_reclaim();
-    if (vgpu_account_reserve(account, d, bytes,
-                             /* tries again, because the arbiter may have cleared a slot before this process looked */
-                             limit))
+    /* even if this cleared no slot: the arbiter may have cleared one before this process looked */
+    if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
     vgpu_account_refused(account, d);
     return false;

@@ -17,8 +17,8 @@ static int node_branch(void)
 }
 
 /*
- * Returns the version that `-v` prints: as measured with branches 580, 595 and 615. Another branch counts as the next
- * older of these.
+ * Returns the version that `-v` prints: as measured with branches 580, 595 and 615. Branches 590 to 594 count as 595,
+ * because they have partitions too; any other branch counts as the next older of the three, or as 580 if it is older.
  */
 static int binary_version(void)
 {

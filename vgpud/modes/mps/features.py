@@ -17,7 +17,7 @@ _VERSION_SECONDS = 3.0
 _VOLTA = (7, 0)
 # `Binary version` of the first release that allows 60 clients: CUDA 13.1, R590 (MPS guide, "client limits")
 _SIXTY_CLIENTS = 13010
-# the first release with static SM partitions (MPS guide, "Static SM Partitioning")
+# `Binary version` of the first release with static SM partitions (MPS guide, "Static SM Partitioning")
 _PARTITIONS = 13010
 
 

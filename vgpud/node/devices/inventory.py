@@ -25,7 +25,7 @@ class Inventory:
         self.came_back: Callable[[], None] = lambda: None
         # the inventory calls this with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
-        # Callback to the policy: returns whether a device is excluded because NVML asks for a repair.
+        # Callback to the policy for a device for which NVML asks for a repair: is the device excluded?
         self.closes: Callable[[Device], bool] = lambda _: True
         self._node = Node()
         self._error: VgpuError | None = None

@@ -333,7 +333,7 @@ class Moves:
             self._by_host[held.id] = False
             raise VgpuError(
                 ErrorCode.SUSPEND_FAILED,
-                f"allocation {held.id} did not take its memory off within {_PARK_SECONDS:g} seconds",
+                f"libvgpu did not park the memory of allocation {held.id} within {_PARK_SECONDS:g} seconds",
                 "move it again: it then goes by the host",
             ) from None
 

@@ -119,7 +119,8 @@ class Preparer:
 
     async def check(self) -> None:
         """Releases allocations of claims that no longer exist in the cluster, because they were deleted by
-        force or created again. Writes the state of the devices of all other claims into their status.
+        force or created again. For each other prepared claim, renews the CDI specs of its monitors, and
+        writes the state of its devices into its status if it has changed.
 
         A claim must be missing at two checks in a row; an error of the API server releases nothing.
         """
