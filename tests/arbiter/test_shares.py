@@ -277,7 +277,7 @@ def test_a_moved_tenant_shares_its_new_device_with_the_tenant_there(card: Card) 
     asyncio.run(note_moved(moved, [device.uuid for device in limits]))
     write_lease(moved.parent, "a", limits, uid=os.getuid(), gid=os.getgid())
     card.client.add("a")
-    assert card.client.list("a") == (first.pid,)
+    eventually(lambda: card.client.list("a") == (first.pid,), "the arbiter knows the process")
     card.spin(there, LONG)
     divide(moved, there, least=15, most=36)
     assert counters(moved)["used_ns"] > before["used_ns"]

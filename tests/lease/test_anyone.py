@@ -99,7 +99,7 @@ def test_a_user_in_the_container_registers_and_is_limited(node: Node, lease: Pat
     assert line, process.communicate()
     assert json.loads(line)["total_bytes"] == GIB - CONTEXT_BYTES
     assert Path(f"/proc/{process.pid}").stat().st_uid == NOBODY
-    assert node.client.list("p1") == (process.pid,)
+    eventually(lambda: node.client.list("p1") == (process.pid,))
     (slot,) = read_usage(node.run_dir / "leases" / "p1").processes
     assert slot.registered
     assert lease_used(lease) == GIB
@@ -114,6 +114,6 @@ def test_a_restarted_arbiter_serves_a_lease_of_unknown_uid(node: Node, lease: Pa
     assert json.loads(process.stdout.readline())["state"] == "held"
     node.kill_arbiter()
     node.start_arbiter()
-    assert node.client.list("p1") == (process.pid,)
+    eventually(lambda: node.client.list("p1") == (process.pid,))
     eventually(lambda: [p.registered for p in read_usage(lease).processes] == [True])
     assert lease_used(lease) == CONTEXT_BYTES + 256 * MIB

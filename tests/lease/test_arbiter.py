@@ -47,7 +47,7 @@ def test_a_tenant_registers_and_is_listed(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
-    assert node.client.list("a1") == (process.pid,)
+    eventually(lambda: node.client.list("a1") == (process.pid,))
     (slot,) = read_usage(lease).processes
     assert slot.registered
     assert lease_used(lease) == HELD
@@ -123,7 +123,7 @@ def test_a_restarted_arbiter_finds_all_processes(node: Node) -> None:
     first.wait()
     node.start_arbiter()
     # the new arbiter adopts the process before it registers again
-    assert node.client.list("a1") == (second.pid,)
+    eventually(lambda: node.client.list("a1") == (second.pid,))
     eventually(lambda: lease_used(lease) == HELD)
     eventually(lambda: [p.registered for p in read_usage(lease).processes] == [True])
     second.kill()
@@ -227,7 +227,7 @@ def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
     node.start_arbiter()
     process = node.tenant(node.run_dir / "leases" / "m999", *HOLD)
     held_by(process)
-    assert node.client.list("m999") == (process.pid,)
+    eventually(lambda: node.client.list("m999") == (process.pid,))
 
 
 def test_a_running_tenant_gets_its_new_limit(node: Node) -> None:
@@ -306,7 +306,7 @@ def test_a_registration_for_an_unlocked_slot_is_refused(checked: Node) -> None:
     held_by(other)
     (value,) = struct.unpack_from("<q", talk(sock, register(0)), layout.MESSAGE_VALUE)
     assert value == 1  # EPERM: another process holds the slot
-    assert checked.client.list("a1") == (other.pid,)
+    eventually(lambda: checked.client.list("a1") == (other.pid,))
 
 
 def test_the_arbiter_survives_random_bytes_on_its_sockets(checked: Node) -> None:
@@ -396,4 +396,4 @@ def test_the_arbiter_skips_invalid_lease_folders_at_its_start(checked: Node) -> 
     checked.start_arbiter()
     process = checked.tenant(good, *HOLD)
     held_by(process)
-    assert checked.client.list("good") == (process.pid,)
+    eventually(lambda: checked.client.list("good") == (process.pid,))

@@ -459,6 +459,27 @@ def test_a_connection_made_while_vgpud_is_down_is_served_by_the_next_vgpud(tmp_p
     asyncio.run(asyncio.wait_for(play(), 300))
 
 
+def test_at_its_end_vgpud_leaves_no_connection_of_a_user_for_systemd(tmp_path: Path) -> None:
+    """systemd closes what waits on its sockets when their units stop, and the files that callers passed."""
+
+    async def play() -> None:
+        (tmp_path / "run").mkdir()
+        path = tmp_path / "run" / "runtime.sock"
+        with socket.socket(socket.AF_UNIX) as held, contextlib.ExitStack() as stack:
+            held.bind(str(path))
+            held.listen(1024)
+            held.setblocking(False)
+            async with world(tmp_path, held):
+                assert path.stat().st_mode & 0o777 == 0o660
+                for _ in range(100):  # the event loop does not run before the stop
+                    stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+            assert path.stat().st_mode & 0o777 == 0o600
+            with pytest.raises(BlockingIOError):
+                held.accept()
+
+    asyncio.run(asyncio.wait_for(play(), 300))
+
+
 def config_asking(**more: object) -> str:
     return json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, **more})
 

@@ -124,8 +124,16 @@ class RuntimeDoor:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Refuses new callers, and gives present callers `grace_seconds` to finish."""
+        """Refuses new callers, and gives present callers `grace_seconds` to finish.
+
+        Users can no longer connect, and each connection of a user that waits is accepted: systemd, if it has
+        the listener, would close what waits when it stops the socket unit, and the files passed in it.
+        """
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        if self._rules().users:
+            self._door.open_to_group(False)
+            while self._accept():
+                pass
         self._door.close()
         if self._open:
             await asyncio.wait(self._open, timeout=grace_seconds)
@@ -134,28 +142,32 @@ class RuntimeDoor:
         await asyncio.gather(*self._open, return_exceptions=True)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accepts a connection. Returns False if none waits, or the kernel gives no descriptor for it."""
         try:
             connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
+        except ConnectionAbortedError:
+            return True
+        except BlockingIOError:
+            return False
         except OSError as error:
             log.warning(LogEvent.CONTAINER_RUNTIME_CONNECTION_NOT_ACCEPTED, why=error.strerror)
             # the listener stays readable, so without a pause the event loop would spin
             self._pause(_ACCEPT_PAUSE_SECONDS)
-            return
+            return False
         connection.setblocking(False)
         try:
             user = user_of(connection)
         except OSError:
             connection.close()
-            return
+            return True
         if not self._shares.take(user):
             _send_away(connection, self._full(user))
-            return
+            return True
         task = asyncio.ensure_future(self._serve(connection, user))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+        return True
 
     def _pause(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
