@@ -11,11 +11,12 @@
 
 #define BATCH 64
 
-static void serve_slow(struct source *source, uint32_t events);
+static void note_slow(struct source *source, uint32_t events);
 
 static int epoll_fd = -1;
 /* the epoll instance of the slow sources; epoll_fd watches it like any other source */
-static struct source slow_sources = {.fd = -1, .ready = serve_slow};
+static struct source slow_sources = {.fd = -1, .ready = note_slow};
+static bool slow_ready; /* a slow source of this turn has an event */
 /*
  * a spare descriptor: if the process's descriptor table is full, loop_accept closes it for a moment, accepts the
  * connection in its place and closes the connection
@@ -86,15 +87,29 @@ void loop_after(void (*after)(void))
     after_batch = after;
 }
 
-static void serve_slow(struct source *source, uint32_t events)
+static void note_slow(struct source *source, uint32_t events)
+{
+    (void)source;
+    (void)events;
+    slow_ready = true;
+}
+
+static void end_batch(void)
+{
+    bury();
+    if (after_batch != NULL)
+        after_batch();
+}
+
+static void serve_slow(void)
 {
     struct epoll_event event;
-    (void)events;
-    if (epoll_wait(source->fd, &event, 1, 0) != 1)
+    slow_ready = false;
+    if (epoll_wait(slow_sources.fd, &event, 1, 0) != 1)
         return;
     struct source *slow = event.data.ptr;
-    if (!slow->dead)
-        slow->ready(slow, event.events);
+    slow->ready(slow, event.events);
+    end_batch();
 }
 
 int loop_run(void)
@@ -109,9 +124,9 @@ int loop_run(void)
             if (!source->dead)
                 source->ready(source, events[i].events);
         }
-        bury();
-        if (after_batch != NULL)
-            after_batch();
+        end_batch();
+        if (slow_ready) /* last, so that no message of this turn waits for the look */
+            serve_slow();
     }
 }
 

@@ -1,9 +1,9 @@
 /*
  * loop.h: one epoll loop on one thread. A source is embedded in the object that handles it.
  *
- * Slow sources have a separate epoll instance. A turn of the loop serves at most one event of a slow source, so a
- * message on a fast source waits for at most one look (looks.h). Messages on slow sources (a registration) wait for
- * their turn; epoll serves ready sources round robin.
+ * Slow sources have a separate epoll instance. A turn of the loop serves the events of fast sources, then at most one
+ * event of a slow source. So a message on a fast source waits for at most one look (looks.h), which began before it
+ * came. Messages on slow sources (a registration) wait for their turn; epoll serves ready sources round robin.
  *
  * All functions must be called on the thread that calls loop_run.
  */
@@ -42,7 +42,7 @@ int loop_hasten(struct source *source, uint32_t events);
 void loop_pause(struct source *source);
 void loop_resume(struct source *source, uint32_t events);
 
-/* Sets a function that is called after each batch of events. */
+/* Sets a function that is called after each batch of events: those of fast sources, and that of a slow source. */
 void loop_after(void (*after)(void));
 
 /* Runs the loop. Returns -errno only if epoll itself fails. */

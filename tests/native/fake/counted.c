@@ -1,13 +1,14 @@
 /*
  * counted.c: preloaded into the arbiter. Appends a letter to the file that VGPU_TEST_CALLS names, before the call:
- * q for a query or a test of a lock, e for an event that is read of inotify, g for a GRANT that is sent; and a after a
- * connection is accepted. Tests count letters where a time would depend on the machine.
+ * q for a query or a test of a lock, e for an event that is read of inotify, g for a GRANT that is sent, t for a turn of
+ * the event loop; and a after a connection is accepted. Tests count letters where a time would depend on the machine.
  */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -39,6 +40,13 @@ int fcntl(int fd, int command, ...)
     if (command == F_GETLK || command == F_OFD_SETLK)
         note("q");
     return (int)syscall(SYS_fcntl, fd, command, argument);
+}
+
+int epoll_wait(int fd, struct epoll_event *events, int most, int milliseconds)
+{
+    if (milliseconds < 0)
+        note("t");
+    return (int)syscall(SYS_epoll_pwait, fd, events, most, milliseconds, NULL, 0);
 }
 
 ssize_t read(int fd, void *buffer, size_t size)
