@@ -581,7 +581,9 @@ static void settle(struct lease *lease, uint64_t now)
         if (entity->state != OFF || entity->order != NULL)
             return;
         uint64_t late = entity->on_at > tenant->granted_at ? entity->on_at - tenant->granted_at : 0;
-        lost = late + entity->lost_ns > lost ? late + entity->lost_ns : lost;
+        uint64_t since = now - entity->off_at; /* until the event loop has learned that the last call has ended */
+        uint64_t all = late + entity->lost_ns + since;
+        lost = all > lost ? all : lost;
     }
     sched_cut_done(tenant, lost, now);
     look_again();
