@@ -7,6 +7,7 @@
 #include <dlfcn.h>
 #include <getopt.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -62,7 +63,8 @@ enum {
     IN_FLIGHT_US = 20000,
     CHUNKS = 4,
     DEPTH_MOST = 64,
-    COST_BLOCK = 100
+    COST_BLOCK = 50,
+    COST_CLOCK_NS = 100000000
 };
 
 static struct {
@@ -442,42 +444,76 @@ static int find_driver(const struct vgpu_object *object, void *found)
     return 0;
 }
 
-static double block_ns(__typeof__(&cuLaunchKernel) function)
+/* Reads the processor's cycle counter after all earlier instructions, or the clock on other processors than x86-64. */
+static uint64_t ticks(void)
 {
-    void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
-    uint64_t before = now_ns();
-    for (int i = 0; i < COST_BLOCK; i++)
-        check(function(run.kernel, 1, 1, 1, 32, 1, 1, 0, run.streams[0], parameters, NULL), "cuLaunchKernel");
-    double each = (double)(now_ns() - before) / COST_BLOCK;
-    DO(cuStreamSynchronize(run.streams[0]));
-    return each;
+#ifdef __x86_64__
+    unsigned processor;
+    uint64_t at = __builtin_ia32_rdtscp(&processor);
+    __builtin_ia32_lfence();
+    return at;
+#else
+    return now_ns();
+#endif
+}
+
+static double ticks_per_ns(void)
+{
+    uint64_t began = now_ns();
+    uint64_t from = ticks();
+    while (now_ns() - began < COST_CLOCK_NS)
+        continue;
+    return (double)(ticks() - from) / (double)(now_ns() - began);
+}
+
+static int by_ticks(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a;
+    uint32_t y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void stay_on_this_processor(void)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((unsigned)sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof(one), &one);
 }
 
 /*
- * Measures alternating blocks, with and without the hook, in one process: two processes differ by more than the cost of
- * a hook.
+ * Measures single launches with and without the hook, in turn, in one process and on one processor: two processes
+ * differ by more than the cost of a hook.
  */
 static int cost(void)
 {
-    enum { BLOCKS = 2000 };
-    static double ours[BLOCKS], driver[BLOCKS];
-    __typeof__(&cuLaunchKernel) real = NULL;
-    vgpu_objects_walk(find_driver, &real);
-    if (real == NULL)
+    enum { WAYS = 2, EACH = 1000000 };
+    static uint32_t took[WAYS][EACH];
+    void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
+    __typeof__(&cuLaunchKernel) ways[WAYS] = {cu.cuLaunchKernel, NULL};
+    vgpu_objects_walk(find_driver, &ways[1]);
+    if (ways[1] == NULL)
         /* without libvgpu both measurements use the same function: their difference is the noise of the method */
-        real = cu.cuLaunchKernel;
+        ways[1] = cu.cuLaunchKernel;
     run.iterations = 1;
-    for (int i = 0; i < BLOCKS; i++) {
-        ours[i] = block_ns(cu.cuLaunchKernel);
-        driver[i] = block_ns(real);
+    stay_on_this_processor();
+    double rate = ticks_per_ns();
+    for (uint32_t i = 0; i < EACH; i++) {
+        for (uint32_t way = 0; way < WAYS; way++) {
+            uint64_t before = ticks();
+            CUresult result = ways[way](run.kernel, 1, 1, 1, 32, 1, 1, 0, run.streams[0], parameters, NULL);
+            took[way][i] = (uint32_t)(ticks() - before);
+            check(result, "cuLaunchKernel");
+        }
+        if (i % COST_BLOCK == 0)
+            DO(cuStreamSynchronize(run.streams[0]));
     }
-    qsort(ours, BLOCKS, sizeof(double), by_value);
-    qsort(driver, BLOCKS, sizeof(double), by_value);
-    printf(
-        "{\"state\": \"cost\", \"libvgpu\": %s, \"interposed\": %s, \"ours_min_ns\": %.1f, \"ours_median_ns\": %.1f, "
-        "\"driver_min_ns\": %.1f, \"driver_median_ns\": %.1f}\n",
-        limiter_loaded() ? "true" : "false", real != cu.cuLaunchKernel ? "true" : "false", ours[0], ours[BLOCKS / 2],
-        driver[0], driver[BLOCKS / 2]);
+    for (uint32_t way = 0; way < WAYS; way++)
+        qsort(took[way], EACH, sizeof(uint32_t), by_ticks);
+    printf("{\"state\": \"cost\", \"libvgpu\": %s, \"interposed\": %s, \"ours_median_ns\": %.2f, "
+           "\"driver_median_ns\": %.2f}\n",
+           limiter_loaded() ? "true" : "false", ways[1] != cu.cuLaunchKernel ? "true" : "false",
+           took[0][EACH / 2] / rate, took[1][EACH / 2] / rate);
     return 0;
 }
 
