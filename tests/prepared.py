@@ -81,11 +81,11 @@ class Forked:
 
 
 class Command(Forked):
-    """A process with pipes, and its standard error in a file."""
+    """A process with pipes, and its standard error in a file or a pipe."""
 
     def __init__(self, told: socket.socket, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
         super().__init__(told)
-        self.stdin, self.stdout, self._stderr = stdin, stdout, stderr
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
 
     def communicate(self, words: str = "", /, timeout: float | None = None) -> tuple[str, str]:
         """Writes `words`, closes standard input and waits for the end. Returns the output that was not read
@@ -101,9 +101,10 @@ class Command(Forked):
         if reader.is_alive():
             raise subprocess.TimeoutExpired(["vgpuctl"], timeout or 0)
         self.wait(timeout)
-        with self.stdout, self._stderr:
-            self._stderr.seek(0)
-            return "".join(said), self._stderr.read()
+        with self.stdout, self.stderr:
+            if self.stderr.seekable():
+                self.stderr.seek(0)
+            return "".join(said), self.stderr.read()
 
 
 def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Forked:
@@ -128,30 +129,61 @@ def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.
 
 
 def ctl(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+    errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    return _ctl(arguments, environment, environment, errors, errors.fileno())
+
+
+def remote_ctl(
+    arguments: Sequence[str], environment: Mapping[str, str], loader: Mapping[str, str]
+) -> Command:
+    """Starts vgpuctl with its standard error in a pipe. The forking process is that of `loader`, an
+    environment, because vgpuctl itself needs nothing of a simulated node: so one less process is made.
+    """
+    errors, stderr = os.pipe()
+    try:
+        return _ctl(arguments, environment, loader, os.fdopen(errors), stderr)
+    finally:
+        os.close(stderr)
+
+
+def _ctl(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    loader: Mapping[str, str],
+    errors: TextIO,
+    stderr: int,
+) -> Command:
     stdin, ours = os.pipe()
     theirs, stdout = os.pipe()
-    errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
-    told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, errors.fileno()))
+    told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, stderr), loader)
     os.close(stdin)
     os.close(stdout)
     return Command(told, os.fdopen(ours, "w"), os.fdopen(theirs), errors)
 
 
 def _fork(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], files: tuple[int, int, int]
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    files: tuple[int, int, int],
+    loader: Mapping[str, str] | None = None,
 ) -> socket.socket:
     """Forks a process with `files` as its standard input, output and error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        loader = tuple(environment.get(name, "") for name in _LOADER)
         asked = json.dumps([module, list(arguments), dict(environment), str(ROOT)]).encode()
-        socket.send_fds(_forker(loader), [asked], [theirs.fileno(), *files])
+        line = _line(environment if loader is None else loader)
+        socket.send_fds(line, [asked], [theirs.fileno(), *files])
     return ours
 
 
 def line_to(environment: Mapping[str, str]) -> int:
     """A descriptor by which other programs start vgpuctl (tests/docs/vgpuctl.py)."""
-    return _forker(tuple(environment.get(name, "") for name in _LOADER)).fileno()
+    return _line(environment).fileno()
+
+
+def _line(environment: Mapping[str, str]) -> socket.socket:
+    return _forker(tuple(environment.get(name, "") for name in _LOADER))
 
 
 @cache

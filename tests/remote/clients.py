@@ -3,14 +3,14 @@
 import ctypes
 import os
 import socket
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.remote.node import RemoteNode
+from tests.demo.node import Command
+from tests.remote.node import Client, RemoteNode
 
 
-def say(client: "subprocess.Popen[str]", words: str) -> str:
+def say(client: Command, words: str) -> str:
     """Sends a line to the client's program, and returns the line that the program prints."""
     assert client.stdin is not None
     assert client.stdout is not None
@@ -19,14 +19,14 @@ def say(client: "subprocess.Popen[str]", words: str) -> str:
     return client.stdout.readline().strip()
 
 
-def opened(remote: RemoteNode, token: str, *options: str) -> "subprocess.Popen[str]":
+def opened(remote: RemoteNode, token: str, *options: str) -> Client:
     """Starts a client, and waits until its program has a connection to the engine."""
     client = remote.client(token, *options)
     assert say(client, "echo hello") == "hello", remote.log.read_text()
     return client
 
 
-def ended(client: "subprocess.Popen[str]") -> str:
+def ended(client: Client) -> str:
     _, errors = client.communicate(timeout=300)
     return errors
 

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO, Protocol
 
 from tests import prepared
-from tests.demo.node import ROOT, Daemon, DemoNode
+from tests.demo.node import ROOT, Command, Daemon, DemoNode
 from tests.e2e.support import client
 from tests.lease.conftest import eventually as until
 from tests.ports import free_port
@@ -26,13 +27,21 @@ CERTIFICATES = Path(__file__).parent / "certificates"
 _ENGINE = Path(__file__).parent / "engine.py"
 #: the account that grants are for; each distribution has it
 USER = "daemon"
-PROGRAM = (sys.executable, str(Path(__file__).parent / "program.py"))
+# without installed packages, because the program needs none
+PROGRAM = (sys.executable, "-I", "-S", str(Path(__file__).parent / "program.py"))
 
 
 def listening(pid: int) -> list[int]:
     """The ports on which a process listens in the network of the process `pid` (proc(5))."""
     lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
     return [int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == "0A"]
+
+
+class Client(Command, Protocol):
+    """A process of `vgpuctl remote`."""
+
+    @property
+    def stderr(self) -> IO[str] | None: ...
 
 
 class Sessions:
@@ -175,13 +184,15 @@ class RemoteNode:
 
     def client(
         self, token: str, *options: str, command: Sequence[str] = PROGRAM, verb: str = "run"
-    ) -> "subprocess.Popen[str]":
+    ) -> Client:
         """Starts `vgpuctl remote VERB` with this token, in an environment that has nothing of the node."""
         tail = ["--library", str(self.node.folder), *options, "--", *command] if verb == "run" else [*options]
-        words = [sys.executable, "-m", "vgpud.ctl", "remote", verb, f"{self.host}:{self.port}"]
+        words = ["remote", verb, f"{self.host}:{self.port}", *tail]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}
+        if not self._of_client:
+            return prepared.remote_ctl(words, environment, self.node.environment)
         return subprocess.Popen(
-            [*self._of_client, *words, *tail],
+            [*self._of_client, sys.executable, "-m", "vgpud.ctl", *words],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

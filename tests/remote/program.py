@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from typing import TextIO
+from io import TextIOWrapper
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
             sys.stdout.flush()
 
 
-def answered(lines: TextIO, line: str) -> str:
+def answered(lines: TextIOWrapper, line: str) -> str:
     """The engine's answer, or "" if the connection is closed before or while the line is sent."""
     try:
         lines.write(line)
