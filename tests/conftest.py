@@ -34,7 +34,6 @@ LONG_ROOMS = (
     "e2e",
     "arbiter",
     "remote",
-    "lint",
     "docs",
     "native",
     "sim",

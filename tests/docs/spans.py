@@ -75,6 +75,7 @@ NOT_RUN = {
     "./dev test-all -m real": _SUITE,
     "./dev test tests/model": _SUITE,
     "./dev test tests/model/test_lifecycle.py::NAME -n 0": _SUITE,
+    "./dev lint": _SUITE,
     "./dev test --explore 30": _SUITE,
     "./dev test --driver 535": _SUITE,
     "./dev cluster-test --kubernetes FOLDER": "needs the server programs of Kubernetes",
