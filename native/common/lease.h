@@ -121,7 +121,7 @@ struct vgpu_limits {
     uint32_t memory; /* enum vgpu_lease_memory; zero in the page of an older vgpud */
     /*
      * the part of each process's movable memory that may stay on the device while it is OUT, in hundredths of a
-     * percent; zero in the page of an older vgpud
+     * percent (while it is SOON: the part for which no host buffers are prepared); zero in the page of an older vgpud
      */
     uint32_t keep_share;
     /*

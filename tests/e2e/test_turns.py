@@ -27,7 +27,7 @@ from vgpud.lease import (
     read_usage,
     update_limits,
 )
-from vgpud.planner.kept import MARGIN_BYTES
+from vgpud.planner.kept import MARGIN_BYTES, SHARE_ALL
 
 MARGIN_MIB = MARGIN_BYTES >> 20
 ROOMY = f'{TURNS}\n[pool]\nhost_memory_reserve = "1MiB"\n'
@@ -150,6 +150,7 @@ say(done=True)
 sys.stdin.readline()
 """)
 FUTEX = ("202", "98")  # the number of the system call futex(2) on x86-64 and on aarch64
+GRAIN_MIB = 32  # libvgpu makes host buffers of whole multiples of this size
 LARGE_MIB = 130  # MiB; more than one chunk of libvgpu
 HELD_MIB = SIZE_MIB + LARGE_MIB + 4 + 2  # MiB in the tenant's whole pages; the small piece is not included
 OWN_MIB = 4  # MiB of device memory that libvgpu's copy stream needs
@@ -494,6 +495,24 @@ def test_host_buffers_for_an_eviction_are_made_while_another_tenant_waits(still:
     assert answer(first)["whole"]
     close(first)
     eventually(lambda: not states(still), "both end")
+
+
+def test_no_host_buffer_is_made_for_memory_that_stays_on_the_device(still: DemoNode) -> None:
+    """Page-locking memory slows the program that runs. The rest of the buffer is made when it has to leave."""
+    one, name = tenant(still, HOLD, str(SIZE_MIB), str(LARGE_MIB))
+    one.line()
+    lease = still.run_dir / "leases" / name
+    half = SHARE_ALL // 2
+    update_limits(lease, read_limits(lease).devices, memory=LeaseMemory.SOON, keep_share=half)
+    eventually(lambda: made_mib(still, name) > 0, "a buffer is made")
+    assert HELD_MIB // 2 <= made_mib(still, name) < HELD_MIB // 2 + GRAIN_MIB
+    put(still, name, out=True)
+    follows(still, name, out=True)
+    assert made_mib(still, name) >= HELD_MIB
+    follows(still, name, out=False)
+    assert answer(one)["whole"]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
 
 
 @needs("ptrace")

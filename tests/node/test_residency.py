@@ -43,8 +43,8 @@ class Card:
     fails_after_seconds: float = 0.0
     takes_seconds: float = 0.0
     released_when_asked: set[str] = field(default_factory=set)
-    # allocation id, and whether its tenant should make host buffers
-    expected: dict[str, bool] = field(default_factory=dict)
+    # allocation id, and whose turn the host buffers are made for: "" if no turn, None if none are made
+    expected: dict[str, str | None] = field(default_factory=dict)
     moves: list[tuple[float, str, State]] = field(default_factory=list)
 
     def add(self, name: str, gib: int = 60) -> None:
@@ -57,8 +57,9 @@ class Card:
 
     # --- calls of Residency into the node
 
-    def expect(self, soon: list[Allocation], no_longer: list[Allocation]) -> None:
-        self.expected |= {one.id: False for one in no_longer} | {one.id: True for one in soon}
+    def expect(self, soon: list[Allocation], no_longer: list[Allocation], room_for: dict[str, str]) -> None:
+        self.expected |= {one.id: None for one in no_longer}
+        self.expected |= {one.id: room_for.get(one.id, "") for one in soon}
 
     def read(self, allocation: Allocation) -> LeaseActivity:
         self.calls += allocation.id in self.works
@@ -219,22 +220,31 @@ def test_the_pause_after_a_failed_suspension_lasts_as_long_as_the_suspension_did
     play(tmp_path, IDLE, scene)
 
 
-def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rules", "room_for"), [(TURNS, "b"), (IDLE, "")])
+def test_host_buffers_are_ordered_while_another_tenant_waits_and_not_longer(
+    tmp_path: Path, rules: str, room_for: str
+) -> None:
+    """At the end of a turn the memory that the first tenant in the queue leaves room for stays on the device.
+    A suspension as idle takes all memory.
+    """
+
     async def scene(card: Card) -> None:
         card.add("a")
         card.works.add("a")
         await clock.passed(TURN_SECONDS / 2)
         assert card.expected == {}
-        card.add("b")
-        card.works.add("b")
-        card.book.replace(replace(card.book.get("b"), state=State.SUSPENDED, cause=Cause.TURN))
-        await clock.passed(5)
-        assert card.expected == {"a": True}
+        for name in ("b", "c"):
+            card.add(name)
+            card.works.add(name)
+            card.book.replace(replace(card.book.get(name), state=State.SUSPENDED, cause=Cause.TURN))
+            await clock.passed(5)
+        assert card.expected == {"a": room_for}
         card.book.remove("b")
+        card.book.remove("c")
         await clock.passed(5)
-        assert card.expected == {"a": False}
+        assert card.expected == {"a": None}
 
-    play(tmp_path, TURNS, scene)
+    play(tmp_path, rules, scene)
 
 
 def test_host_buffers_are_ordered_shortly_before_the_end_of_the_idle_time(tmp_path: Path) -> None:
@@ -243,10 +253,10 @@ def test_host_buffers_are_ordered_shortly_before_the_end_of_the_idle_time(tmp_pa
         await clock.passed(0.6 * IDLE_SECONDS)
         assert card.expected == {}
         await clock.passed(0.3 * IDLE_SECONDS)
-        assert card.expected == {"a": True}
+        assert card.expected == {"a": ""}
         card.works.add("a")
         await clock.passed(0.2 * IDLE_SECONDS)
-        assert card.expected == {"a": False}, "it works again"
+        assert card.expected == {"a": None}, "it works again"
         assert card.state("a")[0] is State.ACTIVE
 
     play(tmp_path, IDLE, scene)

@@ -154,7 +154,8 @@ class Lies(swaps.Swaps):
         self._suspendable = cast(Any, told)
         memory = HostMemory(available_gib * GIB, 1 * GIB)
         host = HostTable(self._book, self._suspendable, lambda: memory)
-        self._context = cast(Any, SimpleNamespace(activities=Silent(), host=host))
+        kept = SimpleNamespace(forbid=lambda _: None)
+        self._context = cast(Any, SimpleNamespace(activities=Silent(), host=host, kept=kept))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_a_lease_that_claims_a_pebibyte_is_not_refused_for_want_of_host_memory()
     """If the check of host memory believed the lease, the tenant would stay on its device after its turn."""
     liar = Allocation("a", request("a"), State.ACTIVE, (Slice(GPU, Mode.PRELOAD, 8 * GIB),))
     lies = Lies(SwapPhase.HERE, available_gib=9)
-    lies.expect([liar], [])
+    lies.expect([liar], [], {})
     assert lies.ordered == [True]
 
 
@@ -231,12 +232,23 @@ def test_a_swap_out_waits_a_bounded_time_for_a_tenant_that_does_not_report() -> 
 
 class Buffers:
     """The leases of tenants, each with its movable GiB and the GiB of its host buffer. Records which tenants
-    make host buffers in advance.
+    make host buffers in advance, and those that keep memory on the device for another tenant's turn.
     """
 
     def __init__(self, **gib: tuple[int, int]) -> None:
         self.gib = gib
         self.ordered: dict[str, bool] = {}
+        self.keeps: dict[str, str] = {}
+
+    def allow(self, going: Allocation, stays_bytes: int, room_for: str) -> None:
+        assert stays_bytes == GIB // 2, "what cannot be evicted"
+        self.keeps[going.id] = room_for
+
+    def forbid(self, going: Allocation) -> None:
+        self.keeps.pop(going.id, None)
+
+    def held(self, name: str) -> Any:
+        return SimpleNamespace(used_bytes=self.gib[name][0] * GIB, context_bytes=GIB // 2)
 
     def expect(self, name: str, soon: bool) -> None:
         if name not in self.gib:
@@ -282,14 +294,24 @@ def test_host_buffers_are_ordered_for_as_many_tenants_as_the_host_has_memory_for
     host = swaps.Swaps(
         cast(
             NodeContext,
-            SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib)),
+            SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, available_gib), kept=buffers),
         )
     )
     for _ in range(2):  # twice: the orders of the first round must not count as used memory in the second
-        host.expect([running(name) for name in buffers.gib], [])
+        host.expect([running(name) for name in buffers.gib], [], {})
         assert buffers.ordered == ordered
-    host.expect([], [running("gone"), running("a")])
+    host.expect([], [running("gone"), running("a")], {})
     assert buffers.ordered == {**ordered, "a": False}
+
+
+def test_host_buffers_are_ordered_only_for_memory_that_leaves_at_the_end_of_the_turn() -> None:
+    buffers = Buffers(a=(4, 1), b=(4, 1))
+    context = SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, 100), kept=buffers)
+    host = swaps.Swaps(cast(NodeContext, context))
+    host.expect([running("a"), running("b")], [], {"a": "c"})
+    assert (buffers.ordered, buffers.keeps) == ({"a": True, "b": True}, {"a": "c"})
+    host.expect([running("a")], [], {})
+    assert buffers.keeps == {}, "no turn is awaited, so all of the memory may leave"
 
 
 def test_the_existing_host_buffer_of_a_tenant_counts_as_room_for_that_tenant() -> None:

@@ -413,7 +413,9 @@ class Preload:
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
         folder = self._leases / allocation_id
-        update_limits(folder, read_limits(folder).devices, keep_share=share_hundredths)
+        held = read_limits(folder)
+        if held.keep_share != share_hundredths:
+            update_limits(folder, held.devices, keep_share=share_hundredths)
 
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         return read_swaps(self._leases / allocation_id)

@@ -101,11 +101,16 @@ static void say_here(void)
                      __ATOMIC_SEQ_CST);
 }
 
-/* Returns how many bytes may stay on the device. */
-static uint64_t may_keep(void)
+/* Returns how many of `all` evictable bytes may stay on the device. */
+static uint64_t may_keep_of(uint64_t all)
 {
     uint32_t share = __atomic_load_n(&limits->keep_share, __ATOMIC_ACQUIRE);
-    return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
+    return share >= VGPU_SHARE_ALL ? UINT64_MAX : all / VGPU_SHARE_ALL * share;
+}
+
+static uint64_t may_keep(void)
+{
+    return may_keep_of(vgpu_evict_count().all);
 }
 
 /* Returns whether the lease orders the memory off the device. */
@@ -129,7 +134,10 @@ static bool prepare(void)
     }
     if (failed || vgpu_capture_any())
         return false;
-    bool grown = vgpu_evict_prepare(__atomic_load_n(&slot->movable_bytes, __ATOMIC_RELAXED));
+    uint64_t all = __atomic_load_n(&slot->movable_bytes, __ATOMIC_RELAXED);
+    uint64_t kept = may_keep_of(all);
+    /* page-locking memory holds up the program's launches, so no buffer is made for memory that does not leave */
+    bool grown = vgpu_evict_prepare(all > kept ? all - kept : 0);
     failed = !grown && vgpu_evict_error() != CUDA_SUCCESS;
     return grown;
 }

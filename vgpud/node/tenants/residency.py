@@ -161,13 +161,18 @@ class Residency:
         a device for which another tenant waits, then those that will soon be suspended as idle.
         """
         here = [(a, rules) for a, rules in ruled if a.state is State.ACTIVE]
-        wanted = {part.device_uuid for name in self._waiting for part in self.context.book.get(name).slices}
-        soon = [a for a, _ in here if any(part.device_uuid in wanted for part in a.slices)]
+        first: dict[str, str] = {}  # device UUID -> id of the first tenant in the device's queue
+        for name in self._waiting:
+            for part in self.context.book.get(name).slices:
+                first.setdefault(part.device_uuid, name)
+        awaited = {a.id: first[p.device_uuid] for a, _ in here for p in a.slices if p.device_uuid in first}
+        turns = {a.id: awaited[a.id] for a, r in here if a.id in awaited and r.turn_seconds is not None}
+        soon = [a for a, _ in here if a.id in awaited]
         soon += [a for a, r in here if a not in soon and prepares_at(self._tenant(a, r, now)) <= now]
         before, self._expected = self._expected, {allocation.id for allocation in soon}
         no_longer = [a for a, _ in ruled if a.id in before - self._expected]
         if soon or no_longer:
-            self.suspends.swaps.expect(soon, no_longer)
+            self.suspends.swaps.expect(soon, no_longer, turns)
 
     def _pause(self, now: float, plan: Plan, ruled: list[tuple[Allocation, Rules]]) -> float:
         pause = min(plan.again - now, _REST_SECONDS)

@@ -4,7 +4,7 @@ vgpud records the swap, writes the order into the lease, and waits until every p
 followed. All processes of a tenant are swapped or none. The next start finishes an interrupted swap.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -98,9 +98,13 @@ class Swaps:
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in self.stays(away))
         return f"{format_bytes(away.stays_bytes)} ({kinds})" if kinds else format_bytes(away.stays_bytes)
 
-    def expect(self, soon: Sequence[Allocation], no_longer: Sequence[Allocation]) -> None:
+    def expect(
+        self, soon: Sequence[Allocation], no_longer: Sequence[Allocation], room_for: Mapping[str, str]
+    ) -> None:
         """Lets libvgpu prepare the host buffers of evictions while the tenants `soon` run, as far as the host
-        has the memory for all of them. The tenants `no_longer` stop doing so.
+        has the memory for all of them. The tenants `no_longer` stop doing so. `room_for` has the id of each
+        tenant whose turn another tenant awaits, and the id of that one: buffers are prepared only for the
+        memory that leaves at the end of the turn. Those of the others are for all of their memory.
         """
         for allocation in no_longer:
             self._order_buffers(allocation, False)
@@ -110,13 +114,17 @@ class Swaps:
                 log.debug(
                     LogEvent.LIBVGPU_NOT_TOLD_TO_PREPARE_HOST_BUFFERS, allocation=allocation.id, why=str(why)
                 )
-            self._order_buffers(allocation, why is None)
+            self._order_buffers(allocation, why is None, room_for.get(allocation.id, ""))
 
-    def _order_buffers(self, allocation: Allocation, soon: bool) -> None:
+    def _order_buffers(self, allocation: Allocation, soon: bool, room_for: str = "") -> None:
         if allocation.id in self._context.host:
             return  # a change that is under way has ordered the tenant's buffers itself
         try:
             if self._suspendable is not None:
+                if room_for:
+                    self._context.kept.allow(allocation, self.evictable(allocation).stays_bytes, room_for)
+                elif soon:
+                    self._context.kept.forbid(allocation)
                 self._suspendable.expect(allocation.id, soon)
         except VgpuError as error:  # the lease is gone, for example if the allocation was released meanwhile
             log.debug(
@@ -128,6 +136,7 @@ class Swaps:
         the buffers that are not made in time. Raises VgpuError(LEASE_FAILED).
         """
         assert self._suspendable is not None
+        self._context.kept.forbid(allocation)
         self._suspendable.expect(allocation.id, True)
         try:
             await self._context.activities.ask(allocation.id)
