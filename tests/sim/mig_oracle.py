@@ -7,8 +7,6 @@ driver 580.159.04). A table maps profile id -> (count, size in memory slices, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 Layout = frozenset[tuple[int, int]]
 Table = dict[int, tuple[int, int, tuple[int, ...]]]
 
@@ -67,13 +65,9 @@ TABLES = {
 
 
 def is_legal(table: Table, layout: Layout) -> bool:
-    slices: list[int] = []
-    for profile, start in layout:
-        slices += range(start, start + table[profile][1])
-    counts = [sum(p == profile for p, _ in layout) for profile in table]
-    return len(slices) == len(set(slices)) and all(
-        n <= table[p][0] for p, n in zip(table, counts, strict=True)
-    )
+    slices = [one for profile, start in layout for one in range(start, start + table[profile][1])]
+    profiles = [profile for profile, _ in layout]
+    return len(slices) == len(set(slices)) and all(profiles.count(p) <= table[p][0] for p in set(profiles))
 
 
 def places(table: Table) -> list[tuple[int, int]]:
@@ -92,14 +86,10 @@ def layouts(table: Table) -> set[Layout]:
     return found
 
 
-def remaining(table: Table, layout: Layout, profile: int) -> int:
-    """The largest number of further instances of `profile` that fit into the layout."""
-    return max(len(more) for more in _additions(table, layout, profile))
-
-
-def _additions(table: Table, layout: Layout, profile: int) -> Iterator[Layout]:
-    starts = table[profile][2]
-    for mask in range(1 << len(starts)):
-        more = frozenset((profile, s) for i, s in enumerate(starts) if mask >> i & 1)
-        if not more & layout and is_legal(table, layout | more):
-            yield more
+def remaining(table: Table, layout: Layout, profile: int, after: int = -1) -> int:
+    """The largest number of further instances of `profile`, at starts above `after`, that fit into the layout."""
+    more = ((start, layout | {(profile, start)}) for start in table[profile][2] if start > after)
+    fitting = (
+        (start, grown) for start, grown in more if len(grown) > len(layout) and is_legal(table, grown)
+    )
+    return max((1 + remaining(table, grown, profile, start) for start, grown in fitting), default=0)
