@@ -164,7 +164,7 @@ def test_the_idle_rule_goes_on_after_a_release_while_activity_is_read(tmp_path: 
 def test_a_tenant_suspended_as_idle_is_resumed_when_it_calls_the_driver(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
-        await clock.passed(HOUR)
+        await clock.passed(1.2 * IDLE_SECONDS)
         assert card.state("a")[0] is State.SUSPENDED
         card.works.add("a")
         await clock.passed(1.0)
@@ -176,7 +176,7 @@ def test_a_tenant_suspended_as_idle_is_resumed_when_it_calls_the_driver(tmp_path
 def test_an_idle_suspension_and_its_resume_leave_an_audit_line_each(tmp_path: Path) -> None:
     async def scene(card: Card) -> None:
         card.add("a")
-        await clock.passed(HOUR)
+        await clock.passed(1.2 * IDLE_SECONDS)
         card.works.add("a")
         await clock.passed(1)
 
@@ -296,7 +296,7 @@ def test_two_tenants_that_do_not_fit_together_take_turns(tmp_path: Path, takes_s
         card.works |= {"a", "b"}
         card.add("a")
         card.add("b")
-        await clock.passed(HOUR)
+        await clock.passed(12 * (TURN_SECONDS + 4 * takes_seconds + 2.5))
         came = [(at, name) for at, name, then in card.moves if then is State.ACTIVE]
         assert len(came) > 10
         assert all(one != other for (_, one), (_, other) in pairwise(came))
