@@ -2,10 +2,13 @@
 condition.
 """
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests import simnode
 from tests.demo.node import BUILD, DemoNode
@@ -59,6 +62,22 @@ def eventually(holds: Callable[[], object], what: str = "it", seconds: float = 3
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(pause)
         pause = min(1.5 * pause, 0.1)
+
+
+def was_killed(node: DemoNode) -> None:
+    """Asserts that the fault point at which vgpud was started killed it."""
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == -signal.SIGKILL
+
+
+def is_killed_at_its_starts(node: DemoNode, *points: str) -> None:
+    """Starts vgpud once for each of these fault points. Each start continues an interrupted change, and is
+    killed before it serves.
+    """
+    for point in points:
+        with pytest.raises(RuntimeError, match="did not start"):
+            node.start(fault_point=point)
+        was_killed(node)
 
 
 def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:

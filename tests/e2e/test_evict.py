@@ -3,9 +3,9 @@ if it must leave the device.
 """
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -13,7 +13,16 @@ from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.cuda import cuda_program
-from tests.e2e.support import GIB, MIB, client, eventually, simulate, states
+from tests.e2e.support import (
+    GIB,
+    MIB,
+    client,
+    eventually,
+    is_killed_at_its_starts,
+    simulate,
+    states,
+    was_killed,
+)
 from tests.e2e.test_idle import CALLS, ask, eventually_stands, shown
 from tests.e2e.test_move import check_at, in_use, move
 from tests.e2e.test_suspend import beside, refusal, resume
@@ -265,19 +274,31 @@ def test_a_tenant_moves_by_an_eviction_and_the_drivers_checkpoint_of_the_rest(
 
 
 @needs("driver-580")
-@pytest.mark.parametrize(
-    "function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"]
-)
-@pytest.mark.parametrize("sizes", [1, 3])
+def test_memory_that_cannot_be_parked_in_large_blocks_is_parked_in_smaller_ones(node: DemoNode) -> None:
+    tenant, name = holding(node, str(LARGE_MIB))
+    to = 3
+    for function in ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap"):
+        simulate(node, "fault", "fail", "--function", function, "--code", "2", "--count", "1")
+        move(node, name, to)
+        check_at(node, name, to)
+        assert simulated(node)["faults"] == []
+        assert buffer_bytes(node, name) == 0, function
+        assert goes_on(tenant), function
+        to = 3 - to
+    end(node, tenant, name)
+
+
+@needs("driver-580")
+@pytest.mark.parametrize("function", ["cuMemCreate", "cuMemMap"])
 def test_memory_that_cannot_be_parked_in_blocks_of_any_size_moves_through_host_memory(
-    node: DemoNode, function: str, sizes: int
+    node: DemoNode, function: str
 ) -> None:
     tenant, name = holding(node, str(LARGE_MIB))
-    simulate(node, "fault", "fail", "--function", function, "--code", "2", "--count", str(sizes))
+    simulate(node, "fault", "fail", "--function", function, "--code", "2", "--count", "3")
     move(node, name, 3)
     check_at(node, name, 3)
     assert simulated(node)["faults"] == []
-    assert (buffer_bytes(node, name) >= HELD_MIB * MIB) if sizes == 3 else (buffer_bytes(node, name) == 0)
+    assert buffer_bytes(node, name) >= HELD_MIB * MIB
     assert goes_on(tenant)
     end(node, tenant, name)
 
@@ -362,8 +383,7 @@ def test_the_stack_is_small_while_the_driver_saves_a_tenant_and_the_programs_own
     node.start(fault_point="move.save-0")
     with pytest.raises(VgpuError):
         move(node, name, 0)
-    assert node.daemon is not None
-    assert node.daemon.wait(300) == -signal.SIGKILL
+    was_killed(node)
     simulate(node, *refuse, "2")
     node.start()
     assert (simulated(node)["faults"], answer(tenant)) == ([], {"stack": 4096})
@@ -395,96 +415,96 @@ def test_a_move_whose_restore_fails_brings_the_evicted_memory_back(node: DemoNod
     end(node, tenant, name)
 
 
-POINTS = {
-    "suspend": ["swap-out.record-intent", "swap-out.limit", "swap-out.out"],
-    "deep": ["suspend.record-intent", "suspend.limit", "suspend.lock-0", "suspend.save-0"],
-    "restore": ["resume.record-intent", "resume.restore-0", "resume.unlock-0"],
-    "resume": ["swap-in.record-intent", "swap-in.limit", "swap-in.here", "swap-in.open"],
-}
+# Pairs of steps: vgpud is killed at the first of a pair in a suspension, and at the second in the resumption
+# after it. No start of vgpud passes the step at which it is to be killed later.
+POINTS = [
+    ("swap-out.record-intent", "swap-in.open"),
+    ("swap-out.limit", "swap-in.limit"),
+    ("swap-out.out", "swap-in.here"),
+    ("suspend.record-intent", "swap-in.record-intent"),
+    ("suspend.limit", "resume.record-intent"),
+    ("suspend.lock-0", "resume.restore-0"),
+    ("suspend.save-0", "resume.unlock-0"),
+]
+
+
+def killed(node: DemoNode, error: VgpuError) -> None:
+    """Asserts that vgpud was killed during a call that got this error."""
+    assert error.code is ErrorCode.UNREACHABLE
+    was_killed(node)
 
 
 @needs("driver-580")
-@pytest.mark.parametrize(("verb", "point"), [(verb, point) for verb in POINTS for point in POINTS[verb]])
-def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(
-    cut_node: DemoNode, verb: str, point: str
-) -> None:
+def test_a_kill_of_vgpud_at_each_step_of_an_eviction_loses_no_memory(cut_node: DemoNode) -> None:
     """vgpud is killed at each step. The next start completes an interrupted eviction, undoes an interrupted
     step of the driver's checkpoint, and completes an interrupted resumption.
     """
     node = cut_node
-    node.start(fault_point=point)
+    node.start(fault_point=POINTS[0][0])
     tenant, name = holding(node)
-    back = verb in ("restore", "resume")
-    if back:
-        suspend(node, name, deep=True)
-        assert refusal(node, "resume", name).code is ErrorCode.UNREACHABLE
-    else:
-        assert refused(node, name, deep=verb == "deep").code is ErrorCode.UNREACHABLE
-    assert node.daemon is not None
-    assert node.daemon.wait(300) == -signal.SIGKILL
-    node.start()
-    assert states(node) == {name: "active" if back else "suspended"}
-    if not back:
-        assert "swapped out by libvgpu" in shown(node, name).standing
-        resume(node, name)
-    assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == 4 * GIB
-    assert goes_on(tenant)
+    lease = node.run_dir / "leases" / name
+    for number, (going, coming) in enumerate(POINTS, start=1):
+        killed(node, refused(node, name, deep=going.startswith("suspend.")))
+        node.start(fault_point=coming)
+        assert states(node) == {name: "suspended"}, going
+        assert "swapped out by libvgpu" in shown(node, name).standing, going
+        if coming.startswith("resume."):
+            suspend(node, name, deep=True)
+        killed(node, refusal(node, "resume", name))
+        node.start(fault_point=POINTS[number][0] if number < len(POINTS) else "")
+        assert states(node) == {name: "active"}, coming
+        assert read_limits(lease).devices[0].memory_bytes == 4 * GIB, coming
+        assert goes_on(tenant), coming
     suspend(node, name, deep=True)
     resume(node, name)
     assert goes_on(tenant)
     end(node, tenant, name)
 
 
-MOVE_POINTS = [
-    "record-intent",
-    "out",
-    "lock-0",
-    "save-0",
-    "record-move",
-    "restore-0",
-    "unlock-0",
-    "copied",
-    "commit",
-]
-HOST_POINTS = ["prepared", "out", "save-0", "record-move", "unlock-0"]
-
-
 @needs("driver-580")
-@pytest.mark.parametrize(
-    ("point", "by_host"), [(one, False) for one in MOVE_POINTS] + [(one, True) for one in HOST_POINTS]
-)
-def test_a_kill_of_vgpud_in_the_move_of_an_evicted_tenant_loses_no_memory(
-    cut_node: DemoNode, point: str, by_host: bool
+@pytest.mark.parametrize("by_host", [False, True])
+def test_a_kill_of_vgpud_at_each_step_of_the_move_of_an_evicted_tenant_loses_no_memory(
+    cut_node: DemoNode, by_host: bool
 ) -> None:
+    """vgpud is killed at each step. Until the move is recorded, the next start undoes it. From then on each
+    next start continues it, and is killed one step later.
+    """
     node = cut_node
     if by_host:
         simulate(node, *BY_HOST)
-    node.start(fault_point=f"move.{point}")
+    undone = ["prepared", "out", "save-0"] if by_host else ["record-intent", "out", "lock-0", "save-0"]
+    continued = ["unlock-0"] if by_host else ["restore-0", "unlock-0", "copied", "commit"]
+    node.start(fault_point=f"move.{undone[0]}")
     tenant, name = holding(node)
-    with pytest.raises(VgpuError) as error:
-        move(node, name, 3)
-    assert error.value.code is ErrorCode.UNREACHABLE
-    assert node.daemon is not None
-    assert node.daemon.wait(300) == -signal.SIGKILL
+    lease = node.run_dir / "leases" / name
+
+    def move_is_cut() -> None:
+        with pytest.raises(VgpuError) as error:
+            move(node, name, 3)
+        killed(node, error.value)
+
+    for point, following in pairwise([*undone, "record-move"]):
+        move_is_cut()
+        node.start(fault_point=f"move.{following}")
+        check_at(node, name, 0)
+        assert read_limits(lease).memory is LeaseMemory.HERE, "it makes no buffer ahead"
+        assert goes_on(tenant), point
+    move_is_cut()
+    is_killed_at_its_starts(node, *(f"move.{point}" for point in continued))
     node.start()
-    points = HOST_POINTS if by_host else MOVE_POINTS
-    gone = points.index(point) >= points.index("record-move")
-    check_at(node, name, 3 if gone else 0)
-    assert read_limits(node.run_dir / "leases" / name).memory is LeaseMemory.HERE, "it makes no buffer ahead"
+    check_at(node, name, 3)
+    assert read_limits(lease).memory is LeaseMemory.HERE, "it makes no buffer ahead"
     assert goes_on(tenant)
     end(node, tenant, name)
 
 
 @needs("driver-580")
-@pytest.mark.parametrize(
-    ("point", "by_host"),
-    [("out", False), ("save-0", False), ("record-move", False), ("commit", False), ("prepared", True)],
-)
+@pytest.mark.parametrize(("point", "by_host"), [("save-0", False), ("record-move", True)])
 def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(
     cut_node: DemoNode, point: str, by_host: bool
 ) -> None:
     """The first tenant that reaches the fault point ends vgpud, while the other tenants are at any step of
-    their moves.
+    their moves. The next start undoes the move of the first tenant, or finishes it.
     """
     node = cut_node
     if by_host:
@@ -492,8 +512,7 @@ def test_a_kill_of_vgpud_while_several_tenants_move_loses_no_memory(
     node.start(fault_point=f"move.{point}")
     tenants = [holding(node) for _ in range(3)]
     node.ctl("drain", "0", "--move", check=False)
-    assert node.daemon is not None
-    assert node.daemon.wait(300) == -signal.SIGKILL
+    was_killed(node)
     node.start()
     assert states(node) == {name: "active" for _, name in tenants}
     for tenant, name in tenants:

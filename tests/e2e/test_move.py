@@ -1,7 +1,6 @@
 """Moving tenants: their memory is unchanged on the other device, or the move is undone."""
 
 import json
-import signal
 import sys
 
 import pytest
@@ -9,7 +8,19 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
-from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
+from tests.e2e.support import (
+    GIB,
+    MIB,
+    allocate,
+    client,
+    eventually,
+    is_killed_at_its_starts,
+    quota,
+    release,
+    simulate,
+    states,
+    was_killed,
+)
 from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding, resume, suspend
 from tests.gpu import move_h200
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -276,8 +287,7 @@ def tenant_of_three(node: DemoNode) -> tuple[Tenant, str]:
 def cut(node: DemoNode, name: str, to: int) -> None:
     """Starts a move and asserts that the fault point killed vgpud."""
     assert refusal(node, name, to).code is ErrorCode.UNREACHABLE
-    assert node.daemon is not None
-    assert node.daemon.wait(300) == -signal.SIGKILL
+    was_killed(node)
 
 
 @needs("driver-580")
@@ -306,50 +316,42 @@ NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--cod
 
 
 @needs("driver-580")
-def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
-    """vgpud is killed before the save is recorded, and its next start undoes the move. Each further round
-    kills it one step later.
+def test_a_move_cut_after_any_step_is_undone_before_its_save_is_recorded_and_finished_afterwards(
+    cut_node: DemoNode,
+) -> None:
+    """vgpud is killed one step later in each round. Once the save is recorded, the starts that finish the
+    move are killed as well.
     """
     node = cut_node
     node.start(fault_point="move.record-intent")
     tenant, name = tenant_on(node, 0)
-    for following in ("apply-mode", "lock-0", "save-0", ""):
+    for following in ("apply-mode", "lock-0", "save-0", "record-move"):
         cut(node, name, 3)
-        node.start(fault_point=f"move.{following}" if following else "")
+        node.start(fault_point=f"move.{following}")
         check_at(node, name, 0)
         assert allocated(node) == {0: 4 * GIB}, following
         assert goes_on(tenant), following
+    cut(node, name, 3)
+    is_killed_at_its_starts(node, "move.attach-0", "move.restore-0", "move.unlock-0", "move.commit")
+    node.start()
+    check_at(node, name, 3)
+    assert allocated(node) == {3: 4 * GIB}
+    assert goes_on(tenant)
     end(node, tenant, name)
 
 
 @needs("driver-580")
-@pytest.mark.parametrize(
-    ("point", "ends_at", "fails"),
-    [
-        ("record-move", 3, False),
-        ("attach-0", 3, False),
-        ("restore-0", 3, False),
-        ("unlock-0", 3, False),
-        ("commit", 3, False),
-        ("record-back", 0, True),
-        ("restore-0", 0, True),
-    ],
-)
-def test_a_move_cut_after_the_save_is_recorded_is_finished(
-    cut_node: DemoNode, point: str, ends_at: int, fails: bool
-) -> None:
-    """vgpud is killed after the save is recorded, and its next start finishes the move. If the restore on the
-    new device fails, vgpud restores the tenant on the old device.
-    """
+def test_a_cut_move_whose_restore_fails_is_undone(cut_node: DemoNode) -> None:
+    """The restore on the new device fails, and vgpud is killed after steps of the restore on the old one."""
     node = cut_node
-    node.start(fault_point=f"move.{point}")
+    node.start(fault_point="move.record-back")
     tenant, name = tenant_on(node, 0)
-    if fails:
-        simulate(node, *NO_RESTORE)
+    simulate(node, *NO_RESTORE)
     cut(node, name, 3)
+    is_killed_at_its_starts(node, "move.restore-0")
     node.start()
-    check_at(node, name, ends_at)
-    assert allocated(node) == {ends_at: 4 * GIB}
+    check_at(node, name, 0)
+    assert allocated(node) == {0: 4 * GIB}
     assert goes_on(tenant)
     end(node, tenant, name)
 

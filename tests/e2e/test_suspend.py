@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,18 @@ from tests.conditions import needs
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.cuda import cuda_program
-from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
+from tests.e2e.support import (
+    GIB,
+    MIB,
+    allocate,
+    client,
+    eventually,
+    quota,
+    release,
+    simulate,
+    states,
+    was_killed,
+)
 from tests.otheruser import as_user
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
@@ -311,27 +323,25 @@ def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -
 
 
 @needs("driver-580")
-@pytest.mark.parametrize("verb", ["suspend", "resume"])
-def test_a_suspension_or_resumption_cut_after_any_step_converges(cut_node: DemoNode, verb: str) -> None:
+def test_a_suspension_or_resumption_cut_after_any_step_converges(cut_node: DemoNode) -> None:
     node = cut_node
-    points = {
-        "suspend": ["record-intent", "limit", "lock-0", "save-0"],
-        "resume": ["record-intent", "restore-0", "unlock-0"],
-    }
-    for point in points[verb]:
-        node.start(fault_point=f"{verb}.{point}")
-        tenant, name = holding(node)
+    points = [
+        *(f"suspend.{step}" for step in ("record-intent", "limit", "lock-0", "save-0")),
+        *(f"resume.{step}" for step in ("record-intent", "restore-0", "unlock-0")),
+    ]
+    node.start(fault_point=points[0])
+    tenant, name = holding(node)
+    for point, following in pairwise([*points, ""]):
+        verb = point.partition(".")[0]
         if verb == "resume":
             suspend(node, name)
         assert refusal(node, verb, name).code is ErrorCode.UNREACHABLE
-        assert node.daemon is not None
-        assert node.daemon.wait(300) == -signal.SIGKILL
-        node.start()
+        was_killed(node)
+        node.start(fault_point=following)
         assert states(node) == {name: "active"}, point
         assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == GIB, point
         assert goes_on(tenant), point
-        end(node, tenant, name)
-        node.stop()
+    end(node, tenant, name)
 
 
 @needs("driver-580")

@@ -19,13 +19,21 @@ from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.e2e.conftest import ROOMY, PreparedNode, end_helpers
-from tests.e2e.support import MIB, PROBE, client, eventually, simulate, states
+from tests.e2e.support import (
+    MIB,
+    PROBE,
+    client,
+    eventually,
+    is_killed_at_its_starts,
+    simulate,
+    states,
+    was_killed,
+)
 from tests.e2e.test_evict import EVICTS, suspend
-from tests.e2e.test_idle import ask as send
 from tests.e2e.test_memory import Talker
 from tests.e2e.test_move import move
 from tests.e2e.test_suspend import resume
-from tests.e2e.test_turns import CONTEXT_MIB, all_but, answer, close, tenant
+from tests.e2e.test_turns import CONTEXT_MIB, all_but, answer, close, is_killed_in_a_turn, tenant
 from tests.e2e.test_turns import HOLD as HOLDS
 from tests.e2e.test_turns import ROOMY as TURNS
 from tests.kubelet.cluster import Cluster, HttpCluster
@@ -292,8 +300,7 @@ def test_overcommitted_tenants_that_take_turns_keep_their_memory_walls(crowded: 
 
 
 @needs("cgroups")
-@pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
-def test_a_crash_during_a_swap_leaves_each_tenant_its_memory_wall(crowded: DemoNode, point: str) -> None:
+def test_a_crash_during_a_swap_leaves_each_tenant_its_memory_wall(crowded: DemoNode) -> None:
     crowded.start()
     first, one = tenant(crowded, HOLDS, "8")
     first.line()
@@ -302,14 +309,12 @@ def test_a_crash_during_a_swap_leaves_each_tenant_its_memory_wall(crowded: DemoN
     expected = walls(crowded)
     assert expected.keys() == {one, two}
     crowded.stop()
-    crowded.start(fault_point=point)
-    send(first)
-    send(second)
-    assert crowded.daemon is not None
-    crowded.daemon.wait(timeout=300)
+    for point in ("swap-out.limit", "swap-in.limit"):
+        is_killed_in_a_turn(crowded, point, first, second)
+        assert walls(crowded) == expected, point
     crowded.start()
-    assert first.line()["whole"]
-    assert second.line()["whole"]
+    for program in (first, second):
+        assert [program.line()["whole"] for _ in range(2)] == [True, True]
     assert walls(crowded) == expected
     close(first, second)
     eventually(lambda: not states(crowded), "both have ended")
@@ -317,8 +322,11 @@ def test_a_crash_during_a_swap_leaves_each_tenant_its_memory_wall(crowded: DemoN
 
 
 @needs("cgroups")
-@pytest.mark.parametrize("deep", [False, True], ids=["", "deep"])
-@pytest.mark.parametrize("policy", [EVICTS, ROOMY], ids=["evicted", "saved"])
+@pytest.mark.parametrize(
+    ("policy", "deep"),
+    [(EVICTS, False), (EVICTS, True), (ROOMY, False)],
+    ids=["evicted", "evicted and saved", "saved"],
+)
 def test_a_suspended_or_moved_tenant_above_its_limit_gets_all_its_memory_back_despite_its_wall(
     tmp_path: Path,
     cgroup: Path,  # noqa: F811
@@ -345,28 +353,7 @@ def test_a_suspended_or_moved_tenant_above_its_limit_gets_all_its_memory_back_de
 
 
 @needs("cgroups")
-def test_a_restarted_daemon_finds_the_memory_walls_again(walled: DemoNode) -> None:
-    walled.start()
-    tenant = walled.tenant(QUOTA, HOLD)
-    tenant.line()
-    before = walls(walled)
-    walled.kill()
-    walled.start()
-    assert limit_by(walled) == ["driver"] and walls(walled) == before
-    tenant.end()
-
-
-@needs("cgroups")
-@pytest.mark.parametrize(
-    "point",
-    [
-        "allocate.attach-0",
-        "allocate.write-spec",
-        "allocate.commit",
-        "release.record-intent",
-        "release.detach-0",
-    ],
-)
+@pytest.mark.parametrize("point", ["allocate.attach-0", "release.record-intent"])
 def test_a_crash_leaves_no_memory_wall_behind(walled: DemoNode, cgroup: Path, point: str) -> None:  # noqa: F811
     """vgpud crashes at each point and starts again, and the tenant ends. Then no memory wall is left."""
     walled.start(fault_point=point)
@@ -381,21 +368,21 @@ def test_a_crash_leaves_no_memory_wall_behind(walled: DemoNode, cgroup: Path, po
 
 
 @needs("cgroups")
-@pytest.mark.parametrize("point", ["move.record-intent", "move.record-move", "move.restore-0", "move.commit"])
-def test_a_crash_in_a_move_leaves_the_memory_wall_on_the_tenants_device(walled: DemoNode, point: str) -> None:
-    walled.start(fault_point=point)
+def test_a_crash_in_a_move_leaves_the_memory_wall_on_the_tenants_device(walled: DemoNode) -> None:
+    walled.start(fault_point="move.record-intent")
     tenant = walled.tenant(QUOTA, HOLD)
     tenant.line()
     name = only(walled)
+    closed = dict.fromkeys(range(8), 0)
     walled.ctl("move", name, "--to", "5", check=False)
-    assert walled.daemon is not None
-    walled.daemon.wait(timeout=300)
+    was_killed(walled)
+    walled.start(fault_point="move.record-move")
+    assert limit_by(walled) == ["driver"] and walls(walled) == {name: {**closed, 0: 2048}}
+    walled.ctl("move", name, "--to", "5", check=False)
+    was_killed(walled)
+    is_killed_at_its_starts(walled, "move.commit")
     walled.start()
-    with client(walled) as calls:
-        (held,) = calls.list_allocations().allocations
-        indices = {device.uuid: device.index for device in calls.list_devices().devices}
-    at = indices[held.slices[0].device_uuid]
-    assert walls(walled) == {name: {**dict.fromkeys(range(8), 0), at: 2048}}
+    assert limit_by(walled) == ["driver"] and walls(walled) == {name: {**closed, 5: 2048}}
     tenant.end()
 
 
