@@ -54,7 +54,7 @@ def test_no_mount_of_a_slice_is_below_another(node: DemoNode) -> None:
     assert not [place for place in places if places & {*place.parents}]
 
 
-def test_a_removed_cdi_spec_is_written_again(node: DemoNode) -> None:
+def test_a_removed_cdi_spec_is_written_again_and_one_without_an_allocation_is_removed(node: DemoNode) -> None:
     node.start()
     held = quota(node)
     for file in (node.folder / "cdi").iterdir():
@@ -62,11 +62,6 @@ def test_a_removed_cdi_spec_is_written_again(node: DemoNode) -> None:
     eventually(lambda: edits(node, held.id), "the spec is written again")
     shutil.rmtree(node.folder / "cdi")
     eventually(lambda: edits(node, held.id), "with its folder")
-
-
-def test_a_cdi_spec_without_an_allocation_is_removed(node: DemoNode) -> None:
-    node.start()
-    held = quota(node)
     shutil.copy(spec_file(node, held.id), spec_file(node, "deadbeef0000"))
     eventually(lambda: not spec_file(node, "deadbeef0000").exists(), "an orphan is removed")
     assert edits(node, held.id)
@@ -74,27 +69,26 @@ def test_a_cdi_spec_without_an_allocation_is_removed(node: DemoNode) -> None:
     assert not spec_file(node, held.id).exists()
 
 
-def test_a_driver_upgrade_under_a_running_daemon_updates_the_cdi_specs(node: DemoNode) -> None:
+def test_a_driver_upgrade_updates_the_cdi_specs_at_once_or_at_the_next_start(node: DemoNode) -> None:
     """After a driver upgrade the specs of existing allocations name the new driver's files."""
     node.start()
     held = quota(node)
     assert "libcuda.so.1" in mounted(node, held.id) and "libcuda.so.590.10" not in mounted(node, held.id)
-    folder = node.folder / "driver"
-    for name in ("libcuda", "libnvidia-ml"):
-        (folder / f"{name}.so.1").rename(folder / f"{name}.so.590.10")
-        (folder / f"{name}.so.1").symlink_to(f"{name}.so.590.10")
+    upgrade(node, "1", "590.10")
     eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the new files are in the spec")
-
-
-def test_a_driver_upgrade_while_no_daemon_runs_updates_the_cdi_specs(node: DemoNode) -> None:
-    node.start()
-    held = quota(node)
     node.kill()
-    folder = node.folder / "driver"
-    (folder / "libcuda.so.1").rename(folder / "libcuda.so.590.10")
-    (folder / "libcuda.so.1").symlink_to("libcuda.so.590.10")
+    upgrade(node, "590.10", "595.10")
     node.start()
-    eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the spec was written anew")
+    eventually(lambda: "libcuda.so.595.10" in mounted(node, held.id), "the spec was written anew")
+
+
+def upgrade(node: DemoNode, old: str, new: str) -> None:
+    """Renames the libraries of the driver. Their name that ends with .so.1 becomes a link to the new one."""
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        folder = node.folder / "driver"
+        (folder / f"{name}.{old}").rename(folder / f"{name}.{new}")
+        (folder / f"{name}.1").unlink(missing_ok=True)
+        (folder / f"{name}.1").symlink_to(f"{name}.{new}")
 
 
 def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: DemoNode) -> None:

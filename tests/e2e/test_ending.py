@@ -4,7 +4,6 @@ start. No asyncio task is dropped before its end.
 
 import sys
 import threading
-import time
 
 import pytest
 
@@ -39,30 +38,29 @@ def keep_calling(node: DemoNode, number: int) -> None:
                 return
 
 
-def keep_watching(node: DemoNode) -> None:
+def keep_watching(node: DemoNode, watches: threading.Event) -> None:
     with pytest.raises(VgpuError) as caught, Client(node.run_dir / READ, 300) as calls:
         for _ in calls.watch():
-            pass
+            watches.set()
     assert caught.value.code in (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
 
 
 @pytest.mark.parametrize("grace", ["10", "0"], ids=["answered", "cut short"])
 def test_no_task_of_the_event_loop_outlives_the_daemon(node: DemoNode, grace: str) -> None:
     node.command = (sys.executable, "-m", "tests.e2e.ending", grace)
-    for end in range(2):
-        node.start()
-        threads = [
-            *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
-            threading.Thread(target=keep_watching, args=(node,)),
-        ]
-        for thread in threads:
-            thread.start()
-        eventually(lambda: states(node), "calls are under way")
-        time.sleep(0.1 * end)
-        assert node.stop() == 0
-        for thread in threads:
-            thread.join(300)
-        assert not any(thread.is_alive() for thread in threads)
+    node.start()
+    watches = threading.Event()
+    threads = [
+        *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
+        threading.Thread(target=keep_watching, args=(node, watches)),
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: watches.is_set() and states(node), "calls are under way")
+    assert node.stop() == 0
+    for thread in threads:
+        thread.join(300)
+    assert not any(thread.is_alive() for thread in threads)
     log = node.log.read_text()
     assert not any(word in log for word in COMPLAINTS), log
     assert grace == "10" or "cancelled_at" in log

@@ -2,7 +2,6 @@
 take turns.
 """
 
-import signal
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.cuda import cuda_program
-from tests.e2e.support import GIB, allocate, client, eventually, release, states
+from tests.e2e.support import GIB, allocate, client, eventually, release, states, was_killed
 from tests.e2e.test_move import tenant_on
 from tests.e2e.test_move_suspended import check_waits_at
 from tests.e2e.test_relocate import places
@@ -269,10 +268,9 @@ def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None
 
 
 @needs("driver-580")
-@pytest.mark.parametrize("point", ["suspend.save-0", "resume.restore-0"])
-def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: DemoNode, point: str) -> None:
+def test_a_vgpud_killed_during_an_idle_suspension_or_resumption_loses_no_tenant(cut_node: DemoNode) -> None:
     node = cut_node
-    node.start(fault_point=point)
+    node.start(fault_point="suspend.save-0")
     tenant = node.tenant(
         ["--isolation", "quota", "--memory", "100GiB", "--device", "0"],
         [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
@@ -280,19 +278,16 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
     tenant.line()
     # the daemon may have been killed already, so the id is read from the folder and not by a call
     (lease,) = (node.run_dir / "leases").iterdir()
-    name = lease.name
-    assert node.daemon is not None
-    if point.startswith("resume"):
-        goes_idle(node, name)
-        ask(tenant)
-    assert node.daemon.wait(300) == -signal.SIGKILL
+    was_killed(node)
+    node.start(fault_point="resume.restore-0")
+    goes_idle(node, lease.name)
+    ask(tenant)
+    was_killed(node)
     node.start()
-    if point.startswith("resume"):
-        assert tenant.line()["whole"]
+    assert tenant.line()["whole"]
+    goes_idle(node, lease.name)
     assert goes_on(tenant)
-    goes_idle(node, name)
-    assert goes_on(tenant)
-    end(node, tenant, name)
+    end(node, tenant, lease.name)
 
 
 @needs("driver-580")

@@ -17,7 +17,7 @@ import pytest
 from tests.conditions import needs
 from tests.demo.node import ROOT, DemoNode
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import ADMIN, PROBE, READ, TENANT, allocate, eventually, quota, release, states
+from tests.e2e.support import ADMIN, PROBE, TENANT, allocate, eventually, quota, release, states
 from tests.otheruser import as_user
 
 pytestmark = needs("root")
@@ -51,15 +51,16 @@ def call(
     node: DemoNode, uid: int, *words: str, member: bool = False, socket: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Runs `vgpuctl WORDS` as this user. `member` puts the process into the group of the tenants' socket."""
-    environment = dict(node.environment)
-    if socket:
-        environment["VGPUD_SOCKET"] = str(node.run_dir / socket)
+    extra = {"VGPUD_SOCKET": str(node.run_dir / socket)} if socket else {}
+    return run_as(node, uid, member, extra, sys.executable, "-m", "vgpud.ctl", *words)
+
+
+def run_as(
+    node: DemoNode, uid: int, member: bool, extra: dict[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            *as_user(uid, pwd.getpwuid(uid).pw_gid, [GROUP.gr_gid] if member else []),
-            *(sys.executable, "-m", "vgpud.ctl", *words),
-        ],
-        env=environment,
+        [*as_user(uid, pwd.getpwuid(uid).pw_gid, [GROUP.gr_gid] if member else []), *words],
+        env=node.environment | extra,
         capture_output=True,
         text=True,
         timeout=300,
@@ -68,23 +69,18 @@ def call(
     )
 
 
-def test_each_user_may_list_allocations_and_devices(node: DemoNode) -> None:
+def test_each_user_may_list_allocations_and_devices_but_sees_no_container_edits(node: DemoNode) -> None:
     held = quota(node)
-    for words in (("status",), ("devices",), ("ls",), ("show", held.id), ("plan", "--memory", "1GiB")):
+    for words in (("status",), ("plan", "--memory", "1GiB")):
         done = call(node, ALICE, *words)
         assert done.returncode == 0, done.stderr
-    release(node, held.id)
-
-
-def test_other_users_do_not_see_the_container_edits_of_an_allocation(node: DemoNode) -> None:
-    held = quota(node)
     shown = call(node, ALICE, "show", held.id, "-o", "json").stdout
     assert held.id in shown
     assert "LD_PRELOAD" not in shown
     release(node, held.id)
 
 
-@pytest.mark.parametrize("socket", ["", READ, TENANT, ADMIN])
+@pytest.mark.parametrize("socket", ["", TENANT, ADMIN])
 def test_a_user_outside_the_group_cannot_allocate(node: DemoNode, socket: str) -> None:
     refused = call(node, ALICE, *ASK, socket=socket)
     assert refused.returncode == 4, refused.stderr
@@ -92,24 +88,36 @@ def test_a_user_outside_the_group_cannot_allocate(node: DemoNode, socket: str) -
     assert states(node) == {}
 
 
+# Prints the error of each change of the allocation sys.argv[1].
+CHANGES = """
+import sys
+from vgpud.api.client import Client
+from vgpud.model.errors import VgpuError
+changes = {
+    "release": [True], "resize": [2 << 30], "suspend": [True], "resume": [], "move": [[]], "pause": [],
+    "unpause": [],
+}
+with Client() as calls:
+    for name, more in changes.items():
+        try:
+            getattr(calls, name)(sys.argv[1], *more)
+        except VgpuError as error:
+            print(name, error.code.name, error.sentence)
+"""
+
+
 def test_a_member_of_the_group_controls_only_its_own_allocations(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, member=True)
     assert held.returncode == 0, held.stderr
     allocation = held.stdout.strip()
-    for word, *more in (
-        ("release", "--force"),
-        ("resize", "--memory", "2GiB"),
-        ("suspend",),
-        ("suspend", "--deep"),
-        ("resume",),
-        ("move", "--to", "1"),
-        ("pause",),
-        ("unpause",),
-    ):
-        refused = call(node, BOB, word, allocation, *more, member=True)
-        assert refused.returncode == 4, refused.stderr
-        assert "E202" in refused.stderr
-        assert str(ALICE) in refused.stderr
+    refused = call(node, BOB, "release", "--force", allocation, member=True)
+    assert refused.returncode == 4, refused.stderr
+    assert "E202" in refused.stderr
+    tried = run_as(node, BOB, True, {}, sys.executable, "-c", CHANGES, allocation)
+    told = [line.split(" ", 2) for line in tried.stdout.splitlines()]
+    verbs = ["release", "resize", "suspend", "resume", "move", "pause", "unpause"]
+    assert [(verb, code) for verb, code, _ in told] == [(verb, "NOT_OWNER") for verb in verbs], tried
+    assert all(str(ALICE) in sentence for _, _, sentence in told)
     assert states(node) == {allocation: "active"}
     done = call(node, ALICE, "release", allocation, member=True)
     assert done.returncode == 0, done.stderr
@@ -163,6 +171,8 @@ def test_a_reload_refuses_a_policy_that_a_user_can_change(node: DemoNode) -> Non
         checked = node.ctl("policy", "check", str(config), check=False)
         assert checked.returncode == 78
         assert told in checked.stderr
+        if mode == 0o666:
+            continue  # the same reason reaches the other readers of a policy
         draft = Path(shutil.copy(config, node.folder / "draft.toml"))
         os.chown(draft, uid, -1)
         for verb in (["check", str(draft)], ["diff", str(draft)]):

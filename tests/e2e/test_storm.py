@@ -20,7 +20,7 @@ from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
-KILLS = int(os.environ.get("VGPUD_STORM_KILLS", "5"))
+KILLS = int(os.environ.get("VGPUD_STORM_KILLS", "3"))
 SEED = int(os.environ.get("VGPUD_STORM_SEED", "1"))
 CLIENTS = 12
 ASK: dict[str, dict[str, Any]] = {
