@@ -165,15 +165,6 @@ def test_a_process_past_its_limits_is_listed_with_its_allocation(
     assert "outside vgpud" not in node.ctl("doctor", check=False).stdout
 
 
-def test_only_the_tenant_that_bypasses_libvgpu_is_marked(shared_node: DemoNode, ended: list[Tenant]) -> None:
-    node = shared_node
-    honest, first = start(node, HOLD)
-    other, second = start(node, ["env", "-u", "LD_PRELOAD", *HOLD])
-    ended += [honest, other]
-    eventually(lambda: "bypassed" in marks(node).get(second, {}), "the one past libvgpu is marked")
-    assert marks(node)[first] == {}
-
-
 def test_a_mark_of_a_bypass_outlives_a_kill_of_vgpud(make_node: NodeMaker, ended: list[Tenant]) -> None:
     node = make_node(policy=POLICY.format(rule="report"))
     node.start()

@@ -14,15 +14,10 @@ from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import allocate, client, eventually, quota, release
 
 
-@pytest.fixture
-def node(make_node: NodeMaker) -> DemoNode:
-    """A node with a separate copy of the simulated driver, which the test may replace."""
-    node = make_node("h100x8")
-    folder = node.folder / "driver"
-    folder.mkdir()
-    for library in Path(node.environment["LD_LIBRARY_PATH"].split(":")[0]).iterdir():
-        shutil.copy(library, folder / library.name, follow_symlinks=False)
-    node.environment["LD_LIBRARY_PATH"] = str(folder)
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node("h100x8")
+    node.start()
     return node
 
 
@@ -48,14 +43,14 @@ def test_no_mount_of_a_slice_is_below_another(node: DemoNode) -> None:
     """A container runtime in a user namespace opens the parent of each mount, and may not list the lease's
     folder.
     """
-    node.start()
-    places = {Path(mount["containerPath"]) for mount in edits(node, quota(node).id)["mounts"]}
+    held = quota(node)
+    places = {Path(mount["containerPath"]) for mount in edits(node, held.id)["mounts"]}
     assert Path("/run/vgpu/lease") in places
     assert not [place for place in places if places & {*place.parents}]
+    release(node, held.id)
 
 
 def test_a_removed_cdi_spec_is_written_again_and_one_without_an_allocation_is_removed(node: DemoNode) -> None:
-    node.start()
     held = quota(node)
     for file in (node.folder / "cdi").iterdir():
         file.unlink()
@@ -69,8 +64,10 @@ def test_a_removed_cdi_spec_is_written_again_and_one_without_an_allocation_is_re
     assert not spec_file(node, held.id).exists()
 
 
-def test_a_driver_upgrade_updates_the_cdi_specs_at_once_or_at_the_next_start(node: DemoNode) -> None:
+def test_a_driver_upgrade_updates_the_cdi_specs_at_once_or_at_the_next_start(make_node: NodeMaker) -> None:
     """After a driver upgrade the specs of existing allocations name the new driver's files."""
+    node = make_node("h100x8")
+    copy_driver(node)
     node.start()
     held = quota(node)
     assert "libcuda.so.1" in mounted(node, held.id) and "libcuda.so.590.10" not in mounted(node, held.id)
@@ -80,6 +77,15 @@ def test_a_driver_upgrade_updates_the_cdi_specs_at_once_or_at_the_next_start(nod
     upgrade(node, "590.10", "595.10")
     node.start()
     eventually(lambda: "libcuda.so.595.10" in mounted(node, held.id), "the spec was written anew")
+
+
+def copy_driver(node: DemoNode) -> None:
+    """Gives the node a separate copy of the simulated driver, which the test may replace."""
+    folder = node.folder / "driver"
+    folder.mkdir()
+    for library in Path(node.environment["LD_LIBRARY_PATH"].split(":")[0]).iterdir():
+        shutil.copy(library, folder / library.name, follow_symlinks=False)
+    node.environment["LD_LIBRARY_PATH"] = str(folder)
 
 
 def upgrade(node: DemoNode, old: str, new: str) -> None:
@@ -94,7 +100,6 @@ def upgrade(node: DemoNode, old: str, new: str) -> None:
 def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: DemoNode) -> None:
     """The kernel may give the driver other major numbers at each load of its module."""
     root = Path(node.environment["VGPUD_HOST_ROOT"])
-    node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     caps = {n["path"]: n["major"] for n in edits(node, held.id)["deviceNodes"] if "nvidia-cap" in n["path"]}
     assert len(caps) == 2
@@ -107,6 +112,7 @@ def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: Dem
         return {n["major"] for n in nodes if "nvidia-cap" in n["path"]} == {old - 1}
 
     eventually(renewed, "the spec has the new numbers")
+    release(node, held.id)
 
 
 DESTROY = """
@@ -121,7 +127,6 @@ n.nvmlGpuInstanceDestroy(instance)
 
 def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(node: DemoNode) -> None:
     """vgpud makes the instance again, because a CDI spec must not name an instance that does not exist."""
-    node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     mig = held.slices[0].mig
     code = DESTROY.format(uuid=held.slices[0].device_uuid, gi=mig.gpu_instance_id, ci=mig.compute_instance_id)
@@ -134,3 +139,4 @@ def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(
         return bool(uuids) and any(uuids[0] in entry for entry in edits(node, held.id)["env"])
 
     eventually(stands, "the spec names an instance that is there")
+    release(node, held.id)

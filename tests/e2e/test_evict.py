@@ -197,19 +197,20 @@ def test_a_deep_suspension_leaves_nothing_on_the_device(node: DemoNode) -> None:
 
 
 @needs("driver-580")
-@pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
-def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode, function: str) -> None:
+def test_a_deep_suspension_that_fails_leaves_the_tenant_as_it_was(node: DemoNode) -> None:
     tenant, name = holding(node)
-    simulate(node, "fault", "fail", "--function", function, "--code", "801", "--count", "1")
-    assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED
-    assert states(node)[name] == "active"
-    assert goes_on(tenant)
-    suspend(node, name)
-    simulate(node, "fault", "fail", "--function", function, "--code", "801", "--count", "1")
-    assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED
-    assert "swapped out by libvgpu" in shown(node, name).standing
-    resume(node, name)
-    assert goes_on(tenant)
+    for function in ("cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"):
+        fails = ("fault", "fail", "--function", function, "--code", "801", "--count", "1")
+        simulate(node, *fails)
+        assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED, function
+        assert states(node)[name] == "active"
+        assert goes_on(tenant), function
+        suspend(node, name)
+        simulate(node, *fails)
+        assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED, function
+        assert "swapped out by libvgpu" in shown(node, name).standing
+        resume(node, name)
+        assert goes_on(tenant), function
     end(node, tenant, name)
 
 

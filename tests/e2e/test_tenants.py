@@ -184,12 +184,18 @@ def test_vgpud_finds_tenants_that_ended_while_it_was_down(make_node: NodeMaker) 
 
 
 def test_sigterm_to_vgpud_leaves_tenants_and_helpers_running(make_node: NodeMaker) -> None:
+    """The helpers inherit no descriptors of vgpud: an inherited socket or ledger lock would prevent the next
+    start of vgpud.
+    """
     node = make_node()
     node.start()
     tenant, _ = holding(node)
     mps, _ = holding(node, ["--isolation", "compute", "--memory", "1GiB", "--device", "1"])
     held, helpers = states(node), helper_pids(node)
     assert len(helpers) == 2, helpers
+    for unit, pid in helpers.items():
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not [link for link in links if "/state/" in link or "private" in link], unit
     assert node.stop() == 0
     assert not list(node.run_dir.glob("*.sock"))
     assert tenant.alive
@@ -327,15 +333,3 @@ def test_an_mps_daemon_killed_while_vgpud_is_down_is_noticed_at_the_start(make_n
     release(node, held)
     assert node.stop() == 0
     assert helper_pids(node) == {}
-
-
-def test_helpers_inherit_no_descriptors_of_vgpud(make_node: NodeMaker) -> None:
-    """A helper with an inherited socket or ledger lock would prevent the next start of vgpud."""
-    node = make_node()
-    node.start()
-    quota(node)
-    node.ctl("alloc", "--isolation", "compute", "--memory", "1GiB", "--device", "1")
-    for name, pid in helper_pids(node).items():
-        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
-        assert not [link for link in links if "/state/" in link or "private" in link], name
-    release(node, *states(node))

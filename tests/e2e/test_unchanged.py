@@ -109,7 +109,7 @@ def test_memory_is_copied_in_full_if_the_digests_cannot_be_computed(node: DemoNo
     for _ in range(2):
         ask(tenant, "change", 1, 77)
         away_and_back(node, name)
-        assert ask(tenant, "check")
+    assert ask(tenant, "check")
     simulate(node, "fault", "clear")
     end(node, tenant, name)
 
