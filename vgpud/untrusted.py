@@ -36,7 +36,6 @@ _SPARE_DESCRIPTORS = 16
 # threads may wait in close(2).
 _ANSWER_MILLISECONDS = 250
 _UNKNOWN_USER = (1 << 64) - 1
-_SYSTEMD = _UNKNOWN_USER - 1  # KEEPER_SYSTEMD of native/arbiter/keeper.h
 
 
 def refuse_descriptors(listener: socket.socket) -> None:
@@ -156,12 +155,6 @@ class Untrusted(socket.socket):
         if Untrusted._running is None or (is_new and not self._hold_by(Untrusted._running)):
             _renew()
         return Untrusted._running is not None
-
-    def share_with_systemd(self) -> None:
-        """Says that systemd has this listener, too. A keeper has it for a minute after vgpud's end, because
-        a stop of the units closes systemd's copy then, and must not close what callers passed.
-        """
-        self._user = _SYSTEMD
 
     def accept(self) -> tuple[socket.socket, Any]:
         made, address = super().accept()

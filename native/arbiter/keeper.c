@@ -19,8 +19,6 @@
  * the socket.
  */
 #define SETTLE_S 1
-/* Wait before a listener is closed that systemd has, too: systemd closes its own after the service has stopped. */
-#define SYSTEMD_S 60
 
 struct held {
     struct keeper_message message;
@@ -70,11 +68,10 @@ static struct closing *take_all(struct user *user, bool *settled)
 
 static void *close_all(void *argument)
 {
-    bool systemd = ((const struct user *)argument)->number == KEEPER_SYSTEMD;
-    const struct timespec settle = {.tv_sec = systemd ? SYSTEMD_S : SETTLE_S};
+    const struct timespec settle = {.tv_sec = SETTLE_S};
     bool settled;
     for (struct closing *next, *item; (item = take_all(argument, &settled)) != NULL;) {
-        if (systemd || !settled)
+        if (!settled)
             nanosleep(&settle, NULL);
         for (; item != NULL; item = next) {
             next = item->next;
@@ -280,6 +277,5 @@ int keeper_run(void)
             drop_all();
         }
     }
-    signal(SIGTERM, SIG_DFL); /* a shutdown of the host does not wait for it */
-    pthread_exit(NULL);       /* the process ends with its last thread */
+    pthread_exit(NULL); /* the process ends with its last thread */
 }

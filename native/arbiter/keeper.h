@@ -22,12 +22,6 @@ struct keeper_message {
     uint64_t user;
 };
 
-/*
- * The user of a listener that systemd has, too. When a stop of the units closes systemd's copy, after the holder's end,
- * that copy must not be the last one either.
- */
-#define KEEPER_SYSTEMD (UINT64_MAX - 1)
-
 /* descriptors of the keeper when it starts */
 enum {
     KEEPER_LINE = 0,   /* a SOCK_SEQPACKET with the messages */

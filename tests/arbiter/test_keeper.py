@@ -9,7 +9,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -21,16 +21,15 @@ from tests.lease.conftest import eventually
 from tests.native.harness import ARBITER
 
 ATTACKER, OTHER = 7, 8
-SYSTEMD = (1 << 64) - 2  # KEEPER_SYSTEMD of native/arbiter/keeper.h
 
 
 class Keeper:
-    """A running keeper process that holds sockets for the process `holder`, or else for this process."""
+    """A running keeper process that holds sockets for this process."""
 
-    def __init__(self, holder_pid: int = 0) -> None:
+    def __init__(self) -> None:
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._numbers = count()
-        holder = os.pidfd_open(holder_pid or os.getpid())
+        holder = os.pidfd_open(os.getpid())
         words = ["vgpu-keeper", "--keep"]
         with theirs:
             self.process = subprocess.Popen(words, executable=ARBITER, stdin=theirs.fileno(), stdout=holder)
@@ -40,14 +39,6 @@ class Keeper:
 
     def _descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
-
-    def has(self, one: socket.socket) -> bool:
-        """Does a thread of the keeper have the socket? /proc/PID/fd is empty if the main thread has ended."""
-        found = set()
-        for entry in Path(f"/proc/{self.process.pid}/task").glob("*/fd/*"):
-            with suppress(FileNotFoundError):  # it has just been closed
-                found.add(entry.stat().st_ino)
-        return os.fstat(one.fileno()).st_ino in found
 
     def keeps_none(self) -> bool:
         return self._descriptors() == self._without
@@ -135,28 +126,3 @@ def test_a_keeper_that_its_holder_gives_up_closes_its_copies_and_ends_no_connect
         assert theirs.recv(1) == b"x"
         theirs.send(b"y")
         assert ours.recv(1) == b"y"
-
-
-def test_a_keeper_has_systemds_listener_after_the_end_of_its_holder() -> None:
-    """An attack: a stop of the units closed systemd's copy last, and systemd waited for what callers had
-    passed to connections in the queue.
-    """
-    holder = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    keeper = Keeper(holder.pid)
-    caller, connection = socket.socketpair()
-    with socket.socket(socket.AF_UNIX) as listener, caller:
-        listener.bind("")  # an abstract name
-        listener.listen()
-        with connection:
-            for number, (one, user) in enumerate([(connection, OTHER), (listener, SYSTEMD)]):
-                socket.send_fds(keeper.line, [struct.pack("=QQ", number, user)], [one.fileno()])
-        holder.communicate()
-        keeper.line.close()
-        assert caller.recv(1) == b""  # the keeper has dropped the connection, and the listener before it
-        assert keeper.has(listener)
-
-        def ended() -> bool:
-            keeper.process.terminate()
-            return keeper.process.poll() is not None
-
-        eventually(ended)

@@ -230,7 +230,6 @@ def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, Untrusted
         passed[name] = _adopt(_FIRST_PASSED + i, name)
         if name != _RUNTIME_DESCRIPTOR:
             refuse_descriptors(passed[name])
-        passed[name].keep()  # it may have callers already
     return passed
 
 
@@ -255,7 +254,6 @@ def _adopt(descriptor: int, name: str) -> Untrusted:
     if not listens or adopted.family is not socket.AF_UNIX or adopted.type is not socket.SOCK_STREAM:
         raise _badly_passed(name, "is not a listening Unix stream socket")
     adopted.setblocking(False)
-    adopted.share_with_systemd()
     return adopted
 
 
