@@ -216,7 +216,7 @@ def _import_all() -> None:
     collection, so forks need not copy their pages.
     """
     from vgpud import ctl, daemon  # noqa: F401
-    from vgpud.remote import door, entry, session  # noqa: F401
+    from vgpud.remote import accept, door, entry, session  # noqa: F401
 
     for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):
         if not module.name.endswith("__main__"):

@@ -114,7 +114,7 @@ NOT_RUN = {
     "vgpuctl remote grants": _SUITE,  # run by tests/remote
     "vgpuctl remote revoke GRANT": _SUITE,
     "systemctl status vgpud-remote": _SUITE,
-    "systemctl status vgpud-remote-session.socket": _SUITE,
+    "systemctl status vgpud-remote-accept vgpud-remote-session.socket": _SUITE,
     "kubectl get resourceclaim NAME -o yaml": "needs a cluster with claims",
     "python -m tests.serve.bench_relay": _LONG,
     "python -m tests.runtime.cost": _LONG,

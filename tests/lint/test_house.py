@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "threads",
         "untrusted",
     },
-    "remote": {"api", "clock", "logs", "model", "policy", "sd", "settings"},
+    "remote": {"api", "clock", "logs", "model", "policy", "sd", "settings", "untrusted"},
     "ctl": {"api", "directory", "model", "policy", "planner", "remote"},
     "audit": {"clock", "model"},
     "clock": set(),

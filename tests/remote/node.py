@@ -45,7 +45,7 @@ class Client(Command, Protocol):
 
 
 class Sessions:
-    """Starts a session process for each connection to remote.sock, as systemd does for a socket with
+    """Starts a session process for each connection to session.sock, as systemd does for a socket with
     Accept=yes. `before` is the beginning of a command that runs the process.
     """
 
@@ -57,7 +57,7 @@ class Sessions:
         self._node = node
         self._log = log
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(node.run_dir / "remote.sock"))
+        self._listener.bind(str(node.run_dir / "session.sock"))
         self._listener.listen(128)
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -116,6 +116,7 @@ class RemoteNode:
         if self.node.daemon is None:
             self.node.start()
         self.sessions = Sessions(self.node, self.log)
+        self.accepter = self._start_accepter()
         self._clock = self.node.folder / "clock"
         self.set_clock(0)
         self.door = self.start_door()
@@ -141,6 +142,12 @@ class RemoteNode:
         script.write_text("\n".join(["#!/bin/sh", *lines, preload, f"exec {python} {engine}", ""]))
         script.chmod(0o755)
         return script
+
+    def _start_accepter(self) -> Daemon:
+        with self.log.open("ab") as log:
+            made = prepared.program("vgpud.remote.accept", (), self.node.environment, 0, log.fileno())
+        until((self.node.run_dir / "remote.sock").exists)
+        return made
 
     def start_door(self) -> Daemon:
         """Starts the door and waits until it listens."""
@@ -206,6 +213,7 @@ class RemoteNode:
             return list(calls.list_allocations().allocations)
 
     def close(self) -> None:
-        self.door.kill()
-        self.door.wait()
+        for process in (self.door, self.accepter):
+            process.kill()
+            process.wait()
         self.sessions.close()

@@ -36,12 +36,14 @@ _COSTLY = {
 def _asked(state: Path, line: bytes) -> tuple[str, int, set[str]]:
     """Returns the reply of a session process to a call, its exit code, and the modules that it imported."""
     door, session = socket.socketpair()
-    with door, session:
+    accepter, stdin = socket.socketpair()
+    with door, session, accepter, stdin:
         door.sendall(line)
+        socket.send_fds(accepter, [b"\0"], [session.fileno()])
         done = subprocess.run(
             [sys.executable, "-c", _REPORT],
             env={**os.environ, "VGPUD_STATE_DIR": str(state)},
-            stdin=session.fileno(),
+            stdin=stdin.fileno(),
             capture_output=True,
             text=True,
             check=True,
@@ -92,7 +94,7 @@ def test_a_caller_learns_nothing_of_grants_that_cannot_be_read(
     near, far = socket.socketpair()
     with near, far:
         near.sendall(wire.encode(wire.Status(token="x" + token[1:])))
-        monkeypatch.setattr(os, "dup", lambda _: far.detach())
+        monkeypatch.setattr(entry, "_door", lambda: far)
         assert entry.main() == ErrorCode.LEDGER_FAILED.exit_code
         with pytest.raises(VgpuError) as told:
             wire.result(near.recv(4096))

@@ -35,6 +35,7 @@ def test_systemd_accepts_every_unit() -> None:
         ("vgpud-arbiter.service", 2.1),
         ("vgpud-mps@.service", 3.0),
         ("vgpud-remote.service", 1.5),
+        ("vgpud-remote-accept.service", 1.5),
     ],
 )
 def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) -> None:
@@ -71,6 +72,14 @@ def test_systemd_makes_every_socket_of_the_daemon_before_its_start_and_passes_it
     rules = (UNITS.parent / "packaging/deb/debian/rules").read_text()
     (installed,) = (line for line in rules.splitlines() if ".socket" in line and "--no-enable" not in line)
     assert set(installed.split()) >= sockets
+
+
+def test_only_root_connects_to_a_socket_whose_connections_systemd_accepts() -> None:
+    """An attack: systemd itself closes a connection above MaxConnections=, and with it what a user passed."""
+    accepting = [path.name for path in UNITS.glob("*.socket") if words(path.name, "Accept") == ["yes"]]
+    assert accepting == ["vgpud-remote-session.socket"]
+    assert words(accepting[0], "SocketMode") == ["0600"]
+    assert words(accepting[0], "SocketUser") == ["root"]
 
 
 def test_leases_have_a_file_system_of_their_own_with_bounds() -> None:

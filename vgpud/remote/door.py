@@ -37,8 +37,6 @@ from vgpud.settings import load_settings
 
 log = structlog.get_logger(__name__)
 
-SESSION_SOCKET = "remote.sock"  # in the run folder
-
 _CALL_SECONDS = 10.0  # time limit for the handshake and the line of the call together
 _BACKLOG, _ACCEPT_AGAIN_SECONDS = 1024, 0.1
 # time limit for the opening of a session, whose allocation may wait for devices that change their mode
@@ -601,7 +599,7 @@ def main(argv: list[str] | None = None) -> int:
         logs.configure(settings.level)
         clients = arguments.clients if arguments.clients and arguments.clients.exists() else None
         tls = context_of(arguments.certificate, arguments.key, clients)
-        uvloop.run(_serve(settings.run_dir / SESSION_SOCKET, tls))
+        uvloop.run(_serve(settings.run_dir / wire.DOOR_SOCKET, tls))
     except VgpuError as error:
         sys.stderr.write(f"vgpud-remote: {error}\nhint: {error.hint}\n")
         return int(error.code.exit_code)

@@ -1,7 +1,7 @@
 """The start of a session process, as root: reads the door's call, and verifies its token or certificate.
 
-vgpud-remote-session@.service starts this program for each connection of the door, which is its standard
-input. A caller without a grant makes it load only the imports of this module. The rest (session.py) is
+vgpud-remote-session@.service starts this program for each connection of accept.py, its standard input, and
+accept.py passes it a connection of the door. A caller without a grant makes it load only the imports of this module. The rest (session.py) is
 imported to open a slice, for the door's own call, and to log a failure.
 """
 
@@ -20,9 +20,9 @@ _OF_THE_CALLER = (ErrorCode.BAD_REQUEST, ErrorCode.NOT_ALLOWED)  # errors that t
 
 
 def main() -> int:
-    """Serves the door's connection on standard input until it is closed."""
+    """Serves the connection of the door that arrives on standard input, until it is closed."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    door = socket.socket(fileno=os.dup(0))
+    door = _door()
     door.settimeout(_FIRST_LINE_SECONDS)
     try:
         _serve(door, wire.decode(_line(door)))
@@ -36,6 +36,13 @@ def main() -> int:
             door.sendall(wire.refusal(_told(failure)))
         return failure.code.exit_code
     return 0
+
+
+def _door() -> socket.socket:
+    with socket.socket(fileno=os.dup(0)) as accepter:
+        accepter.sendall(b"\0")  # asks for the connection
+        _, (descriptor,), _, _ = socket.recv_fds(accepter, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    return socket.socket(fileno=descriptor)
 
 
 def _serve(door: socket.socket, call: wire.Call) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
 VERSION = 2
+DOOR_SOCKET = "remote.sock"  # in the run folder; the door sends its calls there
 DEFAULT_PORT = 14843
 # Maximum of a line. The longest call has eight texts of 256 bytes, and JSON writes a byte as up to six.
 LINE_BYTES = 16 * 1024
