@@ -114,10 +114,15 @@ def daemon(environment: Mapping[str, str], stderr: int, *arguments: str) -> Fork
 
 
 def program(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], stdin: int, stderr: int
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int,
+    stderr: int,
+    stdout: int = 1,
 ) -> Forked:
-    """Starts a module of vgpud that reads the descriptor `stdin` and logs to `stderr`."""
-    return Forked(_fork(module, arguments, environment, (stdin, 1, stderr)))
+    """Starts a module of vgpud with these descriptors as its standard files."""
+    return Forked(_fork(module, arguments, environment, (stdin, stdout, stderr)))
 
 
 def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -128,36 +133,27 @@ def ended_daemon(environment: Mapping[str, str], *arguments: str) -> subprocess.
         return subprocess.CompletedProcess(["vgpud", *arguments], code, "", errors.read())
 
 
-def ctl(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
-    return _ctl(arguments, environment, environment, errors, errors.fileno())
-
-
-def remote_ctl(
-    arguments: Sequence[str], environment: Mapping[str, str], loader: Mapping[str, str]
-) -> Command:
-    """Starts vgpuctl with its standard error in a pipe. The forking process is that of `loader`, an
-    environment, because vgpuctl itself needs nothing of a simulated node: so one less process is made.
-    """
-    errors, stderr = os.pipe()
-    try:
-        return _ctl(arguments, environment, loader, os.fdopen(errors), stderr)
-    finally:
-        os.close(stderr)
-
-
-def _ctl(
+def ctl(
     arguments: Sequence[str],
     environment: Mapping[str, str],
-    loader: Mapping[str, str],
-    errors: TextIO,
-    stderr: int,
+    loader: Mapping[str, str] | None = None,
+    *,
+    pipe: bool = False,
 ) -> Command:
+    """Starts vgpuctl. Its standard error is a file, or a pipe on request. The forking process is that of
+    `loader` if given, because vgpuctl itself loads no library of a node.
+    """
     stdin, ours = os.pipe()
     theirs, stdout = os.pipe()
+    if pipe:
+        reader, stderr = os.pipe()
+        errors: TextIO = os.fdopen(reader)
+    else:
+        errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
+        stderr = os.dup(errors.fileno())
     told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, stderr), loader)
-    os.close(stdin)
-    os.close(stdout)
+    for number in (stdin, stdout, stderr):
+        os.close(number)
     return Command(told, os.fdopen(ours, "w"), os.fdopen(theirs), errors)
 
 

@@ -6,10 +6,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import prepared
 from tests.ctl.daemon import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,16 +36,10 @@ def environment(socket: Path | None = None) -> dict[str, str]:
 
 @pytest.fixture
 def ctl(daemon: Daemon) -> Ctl:
-    def run(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> Done:
-        return subprocess.run(
-            (*COMMAND, *arguments),
-            env={**environment(daemon.socket), **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            **more,
-        )
+    def run(*arguments: str, env: dict[str, str] | None = None, words: str = "") -> Done:
+        process = prepared.ctl(arguments, {**environment(daemon.socket), **(env or {})}, {})
+        said, errors = process.communicate(words, timeout=300)
+        return subprocess.CompletedProcess(arguments, process.wait(), said, errors)
 
     return run
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.conditions import needs
 from tests.ctl import canned
 from tests.ctl.conftest import COMMAND, ROOT, Ctl, environment
@@ -293,11 +294,10 @@ def test_vgpuctl_doctor_without_a_daemon_checks_the_host(tmp_path: Path) -> None
         "VGPUD_CONFIG": str(tmp_path / "vgpud.toml"),
     }
     (tmp_path / "vgpud.toml").write_text("version = 1\n[planer]\n")
-    done = subprocess.run(
-        (*COMMAND, "doctor", "-o", "json"), env=env, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 37
-    found = {item["check"]: item for item in json.loads(done.stdout)["items"]}
+    process = prepared.ctl(["doctor", "-o", "json"], env)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 37
+    found = {item["check"]: item for item in json.loads(said)["items"]}
     assert found["daemon"]["state"] == "failed"
     assert found["run folder"]["state"] == "failed"
     assert "planer: is not a key" in found["policy"]["sentence"] and "policy check" in found["policy"]["fix"]

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import prepared
 from tests.ctl import canned
 from tests.ctl.conftest import COMMAND, Ctl, environment
 from tests.ctl.daemon import Daemon
@@ -28,17 +28,6 @@ def plain_edits(daemon: Daemon) -> None:
     daemon.replies["Allocate"] = item
 
 
-def start(daemon: Daemon, *command: str, **more: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        (*COMMAND, "run", "--", *command),
-        env=environment(daemon.socket),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
-
-
 @pytest.mark.parametrize("code", [0, 1, 7, 126, 255])
 def test_the_exit_code_of_vgpuctl_run_is_that_of_its_command(ctl: Ctl, code: int) -> None:
     done = ctl("run", "--", "sh", "-c", f"exit {code}")
@@ -51,11 +40,12 @@ def test_a_command_killed_by_a_signal_gives_its_signal_as_status(ctl: Ctl, numbe
 
 
 def test_sigkill_to_the_pid_of_vgpuctl_run_ends_the_command(daemon: Daemon) -> None:
-    with start(daemon, "sh", "-c", "echo $$; exec sleep 60") as process:
-        assert process.stdout is not None
-        assert int(process.stdout.readline()) == process.pid
-        process.kill()
-        assert process.wait(300) == -signal.SIGKILL
+    words = ["run", "--", "sh", "-c", "echo $$; exec sleep 60"]
+    process = prepared.ctl(words, environment(daemon.socket))
+    assert int(process.stdout.readline()) == process.pid
+    process.kill()
+    assert process.wait(300) == -signal.SIGKILL
+    process.communicate()
 
 
 def test_run_requests_an_allocation_bound_to_its_process(ctl: Ctl, daemon: Daemon) -> None:
@@ -88,6 +78,7 @@ def test_run_sends_only_the_options_that_are_given(ctl: Ctl, daemon: Daemon) -> 
 
 def test_the_environment_variables_of_the_allocation_override_those_of_the_caller(daemon: Daemon) -> None:
     given = {**environment(daemon.socket), "LANG": "C", "WHO": "caller", "ODD": "a\nb=c", "EMPTY": ""}
+    # an exec, because a forked vgpuctl does not read its environment from /proc
     done = subprocess.run(
         (*COMMAND, "run", "--", "env", "-0"), env=given, capture_output=True, text=True, check=True
     )
@@ -112,17 +103,21 @@ def test_merged_environments_keep_bytes_that_are_not_utf8() -> None:
     }
 
 
-def test_the_command_inherits_the_working_directory_and_standard_input(ctl: Ctl, tmp_path: Path) -> None:
-    done = ctl("run", "--", "sh", "-c", "pwd; cat", cwd=tmp_path, input="through\n")
-    assert done.stdout == f"{tmp_path}\nthrough\n"
+def test_the_command_inherits_the_working_directory_and_standard_input(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    words = (*COMMAND, "run", "--", "sh", "-c", "pwd; cat")
+    given = environment(daemon.socket)
+    said = subprocess.check_output(words, env=given, cwd=tmp_path, input="through\n", text=True)
+    assert said == f"{tmp_path}\nthrough\n"
 
 
 def test_the_command_inherits_only_the_callers_descriptors(daemon: Daemon) -> None:
     reader, writer = os.pipe()
     # the list has one descriptor more: os.listdir opens the directory that it reads
     probe = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
-    with start(daemon, sys.executable, "-c", probe, pass_fds=(writer,)) as process:
-        said, _ = process.communicate(timeout=300)
+    words = (*COMMAND, "run", "--", sys.executable, "-c", probe)
+    said = subprocess.check_output(words, env=environment(daemon.socket), pass_fds=(writer,), text=True)
     os.close(reader)
     os.close(writer)
     got = json.loads(said)

@@ -12,12 +12,15 @@ import subprocess
 import termios
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.ctl import canned
-from tests.ctl.conftest import COMMAND, Ctl, environment
+from tests.ctl.conftest import Ctl, environment
 from tests.ctl.daemon import Daemon
+from tests.e2e.support import eventually
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.table import width
 from vgpud.ctl.top import HELP
@@ -193,13 +196,8 @@ class Live:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
-        self.process = subprocess.Popen(
-            (*COMMAND, *verb, *words),
-            env={**environment(daemon.socket), "TERM": "xterm"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
+        given = {**environment(daemon.socket), "TERM": "xterm"}
+        self.process = prepared.program("vgpud.ctl.main", [*verb, *words], given, theirs, theirs, theirs)
         self.text = ""
 
     def until(self, wanted: str, since: int = 0) -> None:
@@ -217,11 +215,11 @@ class Live:
     def end(self) -> int:
         os.write(self.ours, b"q")
         end = time.monotonic() + 300
-        while self.process.poll() is None:
+        while (code := self.process.poll()) is None:
             assert time.monotonic() < end, "it does not end"
             if select.select([self.ours], [], [], 0.1)[0]:
                 self.text += os.read(self.ours, 65536).decode(errors="replace")
-        return self.process.returncode
+        return code
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -301,7 +299,8 @@ def test_a_stopped_top_restores_the_terminal_and_redraws_when_continued(daemon: 
         live.until("by memory")
         live.process.send_signal(signal.SIGTSTP)
         live.until("\x1b[?25h\x1b[?1049l")
-        os.waitid(os.P_PID, live.process.pid, os.WSTOPPED)
+        status = Path(f"/proc/{live.process.pid}/stat")
+        eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
         assert termios.tcgetattr(live.theirs) == live.before
         since = len(live.text)
         live.process.send_signal(signal.SIGCONT)

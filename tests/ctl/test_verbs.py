@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.ctl import canned
 from tests.ctl.conftest import COMMAND, ROOT, Ctl, Done, environment
 from tests.ctl.daemon import Daemon
@@ -363,10 +363,10 @@ def test_vgpuctl_names_an_allocation_if_its_answer_cannot_be_written(daemon: Dae
     )
 
 
-def test_a_label_is_printed_in_a_locale_that_lacks_its_letters(ctl: Ctl) -> None:
-    done = ctl("ls", env={"PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0
-    assert "tr\\xe4ning" in done.stdout
+def test_a_label_is_printed_in_a_locale_that_lacks_its_letters(daemon: Daemon) -> None:
+    given = {**environment(daemon.socket), "PYTHONIOENCODING": "ascii"}
+    said = subprocess.check_output((*COMMAND, "ls"), env=given, text=True)
+    assert "tr\\xe4ning" in said
 
 
 @pytest.mark.parametrize(
@@ -403,24 +403,12 @@ def test_the_state_of_a_suspended_allocation_is_short_in_tables_and_whole_elsewh
 def test_an_interrupt_ends_vgpuctl_while_it_waits_for_vgpud(daemon: Daemon) -> None:
     gate = threading.Event()
     daemon.replies["Allocate"] = lambda _request: (gate.wait(300), canned.preload())[1]
-    program = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from vgpud.ctl.main import main\n"
-        "sys.exit(main())\n"
-    )
-    with subprocess.Popen(
-        (sys.executable, "-c", program, "alloc"),
-        env=environment(daemon.socket),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        eventually(lambda: process.poll() is not None or daemon.requests("Allocate"), "it calls")
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=300)
-        gate.set()
+    process = prepared.ctl(["alloc"], environment(daemon.socket))
+    eventually(lambda: process.poll() is not None or daemon.requests("Allocate"), "it calls")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=300)
+    gate.set()
     assert (process.returncode, out) == (130, "")
     assert said.startswith("if it was made after all, --request-id vgpuctl-")
     assert "Traceback" not in said

@@ -2,43 +2,29 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from tests import prepared
 from tests.ctl import canned
 from tests.ctl.conftest import Ctl, environment
 from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# resets SIGINT, because a shell starts background processes with SIGINT ignored
-PROGRAM = (
-    "import signal, sys\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from vgpud.ctl.main import main\n"
-    "sys.exit(main())\n"
-)
-
 
 @contextmanager
-def watching(daemon: Daemon, *options: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        (sys.executable, "-c", PROGRAM, "watch", *options),
-        env=environment(daemon.socket),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
+def watching(daemon: Daemon, *options: str) -> Iterator[prepared.Command]:
+    process = prepared.ctl(["watch", *options], environment(daemon.socket), pipe=True)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
             process.kill()
+            process.communicate()
 
 
 @pytest.fixture
@@ -65,12 +51,11 @@ def events(
     return stream
 
 
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
+def line(process: prepared.Command) -> str:
     return process.stdout.readline()
 
 
-def interrupt(process: subprocess.Popen[str]) -> str:
+def interrupt(process: prepared.Command) -> str:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130

@@ -197,7 +197,7 @@ class RemoteNode:
         words = ["remote", verb, f"{self.host}:{self.port}", *tail]
         environment = {name: os.environ[name] for name in ("PATH",)} | {"VGPU_REMOTE_TOKEN": token}
         if not self._of_client:
-            return prepared.remote_ctl(words, environment, self.node.environment)
+            return prepared.ctl(words, environment, self.node.environment, pipe=True)
         return subprocess.Popen(
             [*self._of_client, sys.executable, "-m", "vgpud.ctl", *words],
             env=environment,
