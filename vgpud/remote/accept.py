@@ -27,7 +27,9 @@ _BACKLOG = 1024
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
-    parser = argparse.ArgumentParser(prog="vgpud-remote-accept", description="give sessions their connections")
+    parser = argparse.ArgumentParser(
+        prog="vgpud-remote-accept", description="give sessions their connections"
+    )
     parser.add_argument("--user", help="the account of the door, if it is another")
     arguments = parser.parse_args(words)
     settings = load_settings()

@@ -1,8 +1,8 @@
 """The start of a session process, as root: reads the door's call, and verifies its token or certificate.
 
 vgpud-remote-session@.service starts this program for each connection of accept.py, its standard input, and
-accept.py passes it a connection of the door. A caller without a grant makes it load only the imports of this module. The rest (session.py) is
-imported to open a slice, for the door's own call, and to log a failure.
+accept.py passes it a connection of the door. A caller without a grant makes it load only the imports of this
+module. The rest (session.py) is imported to open a slice, for the door's own call, and to log a failure.
 """
 
 import os
