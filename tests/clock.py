@@ -28,7 +28,7 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and not self.loop.outside and len(self.get_map()) == 1:
-            # Only threads can wake the loop, and their callbacks are in `_ready` before its socket is written to.
+            # Only threads can wake the loop. Their callbacks are in `_ready` before its socket is written to.
             if timeout > 0 and not self.loop._ready:
                 self.loop.turn(timeout)
             return []

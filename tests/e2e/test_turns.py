@@ -498,7 +498,7 @@ def test_host_buffers_for_an_eviction_are_made_while_another_tenant_waits(still:
 
 
 def test_no_host_buffer_is_made_for_memory_that_stays_on_the_device(still: DemoNode) -> None:
-    """Page-locking memory slows the program that runs. The rest of the buffer is made when it has to leave."""
+    """Page-locking memory slows a running program. The rest of the buffer is made when it has to leave."""
     one, name = tenant(still, HOLD, str(SIZE_MIB), str(LARGE_MIB))
     one.line()
     lease = still.run_dir / "leases" / name

@@ -87,9 +87,7 @@ def layouts(table: Table) -> set[Layout]:
 
 
 def remaining(table: Table, layout: Layout, profile: int, after: int = -1) -> int:
-    """The largest number of further instances of `profile`, at starts above `after`, that fit into the layout."""
+    """The most further instances of `profile`, at starts above `after`, that fit into the layout."""
     more = ((start, layout | {(profile, start)}) for start in table[profile][2] if start > after)
-    fitting = (
-        (start, grown) for start, grown in more if len(grown) > len(layout) and is_legal(table, grown)
-    )
+    fitting = ((start, grown) for start, grown in more if len(grown) > len(layout) and is_legal(table, grown))
     return max((1 + remaining(table, grown, profile, start) for start, grown in fitting), default=0)
