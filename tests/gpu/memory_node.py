@@ -107,6 +107,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 def programs(out: Path) -> None:
+    """Compiles the programs into this folder."""
     for name in ("memory_bench", "memory_families", "graph_memory"):
         command = ["cc", "-O2", "-I/usr/local/cuda/include", str(HERE / f"{name}.c"), "-o", str(out / name)]
         libraries = ["-L/usr/local/cuda/lib64/stubs", "-L/usr/local/nvidia/lib64", "-l:libcuda.so.1", "-ldl"]
@@ -134,6 +135,9 @@ def main(about: str, parts: Mapping[str, Callable[[Bench], Any]]) -> int:
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument(
+        "--programs", type=Path, help="folder of programs that `programs` has made; made if none is named"
+    )
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
     options = parser.parse_args()
     build: Path = options.build.resolve()
@@ -141,9 +145,11 @@ def main(about: str, parts: Mapping[str, Callable[[Bench], Any]]) -> int:
     uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        programs(Path(folder))
+        if options.programs is None:
+            programs(Path(folder))
         with arbiter(build / "bin" / "vgpu-arbiter", Path(folder) / "run"):
-            bench = Bench(build / "lib" / "libvgpu.so", Path(folder), Path(folder) / "run", uuid)
+            made = options.programs or Path(folder)
+            bench = Bench(build / "lib" / "libvgpu.so", made, Path(folder) / "run", uuid)
             for part in options.parts or parts:
                 began = time.monotonic()
                 try:

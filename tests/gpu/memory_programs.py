@@ -203,7 +203,7 @@ def driver_copies(exhaust: bool) -> Outcome:
         _check(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4 * words)))
         _check(cuda.cuMemsetD32_v2(pointer, ctypes.c_uint32(3 * words), ctypes.c_size_t(words)))
         _check(cuda.cuMemcpyDtoH_v2(back, pointer, ctypes.c_size_t(4 * words)))
-        numbers.append(float(sum(back)))
+        numbers.append(float(sum(memoryview(back).cast("B").cast("I"))))
         _check(cuda.cuMemFree_v2(pointer))
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.support import eventually
-from tests.gpu import suspended_calls
+from tests.gpu import memory_node, suspended_calls
 from tests.gpu.memory_frameworks import verdict
 from tests.native.harness import BUILD, GIB, MIB, ROOT
 from tests.simnode import SimNode
@@ -36,20 +36,37 @@ def slow_frees(node: SimNode) -> None:
         node.sim("fault", "slow", "--function", function, "--microseconds", "300")
 
 
-@pytest.fixture
-def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Runs parts of a program on a simulated H200, and returns its output."""
+@pytest.fixture(scope="module")
+def compiler() -> dict[str, str]:
+    """The environment in which the programs are compiled."""
     cache = (BUILD / "CMakeCache.txt").read_text()
     includes = re.findall(r"^VGPU_(?:CUDA|NVML)_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
-    env = {
-        "CPATH": ":".join(includes),
-        "LIBRARY_PATH": str(BUILD / "sim" / "lib"),
-        "PYTHONPATH": str(ROOT),
-    }
+    return {"CPATH": ":".join(includes), "LIBRARY_PATH": str(BUILD / "sim" / "lib")}
+
+
+@pytest.fixture(scope="module")
+def programs(compiler: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the programs of tests/gpu/memory_node.py, compiled once."""
+    folder = tmp_path_factory.mktemp("programs")
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in compiler.items():
+            patched.setenv(name, value)
+        memory_node.programs(folder)
+    return folder
+
+
+@pytest.fixture
+def run(
+    node: SimNode, compiler: dict[str, str], programs: Path, tmp_path: Path
+) -> Callable[..., dict[str, Any]]:
+    """Runs parts of a program on a simulated H200, and returns its output."""
+    env = {**compiler, "PYTHONPATH": str(ROOT)}
 
     def program(name: str, *parts: str, **more: str) -> dict[str, Any]:
         out = tmp_path / "out.json"
         words = [sys.executable, "-m", f"tests.gpu.{name}", "--build", str(BUILD), "--out", str(out), *parts]
+        if name.startswith("memory_"):
+            words += ["--programs", str(programs)]
         subprocess.run(words, env=node.environment(env | more), capture_output=True, check=False, timeout=300)
         figures: dict[str, Any] = json.loads(out.read_text())
         assert [part for part in parts if "broke" in figures.get(part, ())] == [], figures
