@@ -488,8 +488,8 @@ void channels_submit(struct channels_thread *thread, struct channels_order *orde
     pthread_mutex_lock(&thread->lock);
     *thread->last = order;
     thread->last = &order->next;
-    pthread_cond_signal(&thread->news);
     pthread_mutex_unlock(&thread->lock);
+    pthread_cond_signal(&thread->news); /* not under the lock: the thread would wake to wait for it */
 }
 
 /* --- the loop's thread */

@@ -20,6 +20,7 @@
 #define READ_TRIES 8
 /* a longer transit time of a message means that the sender is in another time namespace */
 #define TRANSIT_MAX_NS 2000000u
+#define WATCH_UNSAID UINT32_MAX /* no flags of watch_of(): tell_watches() sends them again */
 
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
@@ -382,9 +383,9 @@ static void cut_message(struct connection *connection, const struct vgpu_message
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
         /*
          * the answer wakes the process's thread that checks for idleness, which may have slept while the process was
-         * idle
+         * idle; it is sent after the orders that follow from the message, which should not wait for it
          */
-        say_cut(connection, connection->watch);
+        connection->watch = WATCH_UNSAID;
     } else if (message->kind == VGPU_MSG_DONE) {
         cut_note_load(connection->lease, now);
         sched_idle(member, message->turn.length_ns, now);
