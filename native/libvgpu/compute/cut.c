@@ -17,7 +17,7 @@
 #define WATCH_BRIEF_NS 40000u
 #define WATCH_OFF_NS 1000000u /* interval of such checks while the process is off the device and cannot become idle */
 #define QUIET_NS 400000u      /* the process counts as idle after this time without a call, if no work is left */
-#define QUIET_BRIEF_NS 80000u
+#define QUIET_BRIEF_NS 40000u
 #define QUIET_MAX_NS 3000000u /* maximum of the adapted time without a call: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
