@@ -8,7 +8,7 @@
 #define ROUND_MAX_NS 80e6
 #define SHARED_ROUND_NS 30e6 /* contribution of each competing tenant to the length of a round */
 /* the same contribution of a tenant under the engine cut, whose hand-over takes 700 us */
-#define CUT_ROUND_NS 50e6
+#define CUT_ROUND_NS 40e6
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 /*
