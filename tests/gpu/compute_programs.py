@@ -35,6 +35,7 @@ HARD, SHARED = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
 MEMORY_BYTES = 60 << 30
 # the arbiter's verdict on a tenant's gaps holds for 4 s
 SETTLE_S = 4.0
+SETTLE_ALONE_S = 1.0  # without time slices beside others
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Bench:
         for kind in kinds:
             if self.native[kind].line()["libvgpu"] or not self.tenant[kind].line()["libvgpu"]:
                 raise RuntimeError(f"{kind}: libvgpu is where it should not be, or not where it should")
-        self.solo = {kind: window([self.native[kind]], seconds)[0] for kind in kinds}
+        self.solo = {kind: window([self.native[kind]], seconds, SETTLE_ALONE_S)[0] for kind in kinds}
 
     def wait_for_clients(self) -> None:
         try:
@@ -185,25 +186,25 @@ class Bench:
         solo = self.solo[kind]["per_second"]
         return [round(100 * rate / solo, 1) for rate in (min(rates), max(rates))] if rates else []
 
-    def alone(self, asked: Sequence[float]) -> list[Line]:
+    def alone(self, asked: Sequence[float], part: slice) -> list[Line]:
         out = []
-        for kind in self.kinds:
+        for kind in self.kinds[part]:
             out.append(self.figure("native", [kind], [self.solo[kind]]))
             for percent in asked:
                 self.tenant[kind].share(HARD, percent)
-                line = window([self.tenant[kind]], self.seconds)
+                line = window([self.tenant[kind]], self.seconds, SETTLE_ALONE_S)
                 out.append(self.figure("hard", [kind], line, asked=[percent]))
             self.tenant[kind].share(SHARED, 50)
         return out
 
-    def pairs(self) -> list[Line]:
+    def pairs(self, part: slice) -> list[Line]:
         out = []
-        for pair in itertools.combinations(self.kinds, 2):
+        for pair in list(itertools.combinations(self.kinds, 2))[part]:
             natives = [self.native[kind] for kind in pair]
-            out.append(self.figure("sliced", pair, window(natives, self.seconds)))
+            out.append(self.figure("sliced", pair, window(natives, self.seconds, SETTLE_ALONE_S)))
             if self.mps:
                 clients = [self.mps[kind] for kind in pair]
-                out.append(self.figure("mps", pair, window(clients, self.seconds)))
+                out.append(self.figure("mps", pair, window(clients, self.seconds, SETTLE_ALONE_S)))
             tenants = [self.tenant[kind] for kind in pair]
             for policy, weights in itertools.product((HARD, SHARED), WEIGHTS):
                 for tenant, percent in zip(tenants, weights, strict=True):
@@ -233,15 +234,18 @@ def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitSt
     client = start(node, "request:1000", True, stack)
     native.line(), client.line()
     client.share(SHARED, 30, priority=1)
-    solo = window([native], seconds)[0]
+    solo = window([native], seconds, SETTLE_ALONE_S)[0]
     out: list[Line] = [{"case": "solo", "p50_ms": solo["p50_ms"], "p99_ms": solo["p99_ms"]}]
     for us in besides:
         free, other = start(node, f"kernels:{us}", False, stack), start(node, f"kernels:{us}", True, stack)
         free.line(), other.line()
         other.share(SHARED, 70)
-        for case, pair in (("sliced", (native, free)), ("priority", (client, other))):
-            alone = window([pair[1]], seconds)[0]
-            lines = window(pair, seconds)
+        for case, pair, settle_s in (
+            ("sliced", (native, free), SETTLE_ALONE_S),
+            ("priority", (client, other), SETTLE_S),
+        ):
+            alone = window([pair[1]], seconds, SETTLE_ALONE_S)[0]
+            lines = window(pair, seconds, settle_s)
             out.append(
                 {
                     "case": case,
@@ -267,7 +271,14 @@ def main() -> int:
     parser.add_argument("--programs", nargs="*", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
     parser.add_argument("--asked", nargs="*", type=float, default=[25, 50], help="alone, percent")
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        help="N/M: only the N-th of M parts of the programs alone and of the pairs, for a machine of M GPUs",
+    )
     options = parser.parse_args()
+    number, parts = map(int, options.part.split("/"))
+    part = slice(number - 1, None, parts)
     figures: dict[str, Any] = {}
     figures["engine"] = engine(options.build)
     with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
@@ -276,9 +287,9 @@ def main() -> int:
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)
         figures["solo"] = bench.solo
-        figures["alone"] = bench.alone(options.asked)
+        figures["alone"] = bench.alone(options.asked, part)
         options.out.write_text(json.dumps(figures, indent=1))
-        figures["pairs"] = bench.pairs()
+        figures["pairs"] = bench.pairs(part)
         figures["counters"] = {
             kind: compute_counters(program.lease)
             for kind, program in bench.tenant.items()
