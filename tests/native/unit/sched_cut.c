@@ -2,7 +2,8 @@
  * sched_cut.c: programs under the engine cut, in virtual time: the scheduler and the engine as they ship (cut.c), a
  * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
- *   sched-cut POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...   a tenant for each five words
+ *   sched-cut [slow] POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...
+ * A tenant for each five words; with `slow`, calls and messages take twice as long.
  * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices and a process on
  * each, and its kernels run only while it is on all of them, like those of a collective operation. Between the two times, counted from the
  * start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the
@@ -30,10 +31,10 @@ static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1", "GPU-2", 
 #define BEGIN_NS 1000000000u
 #define WARM_NS 5000000000u
 #define LENGTH_NS 20000000000u
-#define MESSAGE_NS 50000u /* a message to the arbiter, and the wake-up of its thread */
-#define ON_NS 290000u     /* a call that enables channels; their work runs at its end */
-#define OFF_NS 520000u    /* a call that disables channels; their work stops after STOPS_NS */
-#define STOPS_NS 250000u
+#define MESSAGE_NS (slowness * 50000u) /* a message to the arbiter, and the wake-up of its thread */
+#define ON_NS (slowness * 290000u)     /* a call that enables channels; their work runs at its end */
+#define OFF_NS (slowness * 520000u)    /* a call that disables channels; their work stops after STOPS_NS */
+#define STOPS_NS (slowness * 250000u)
 #define OUT_OF_ORDER 0.1      /* the fraction of cases in which a thread other than the first gets the driver's lock */
 #define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
 #define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
@@ -74,6 +75,7 @@ static struct program {
     uint32_t orders;
 } programs[MOST];
 static unsigned count;
+static uint64_t slowness = 1; /* how many times as long as on an H100 driver calls and messages take */
 static uint64_t now = BEGIN_NS;
 static bool stale;
 
@@ -529,7 +531,8 @@ int main(int argc, char **argv)
     sched_open(&messages);
     if (folder < 0 || cut_open(folder, "", look_again) != 0)
         return 1;
-    for (int word = 1; word + WORDS <= argc && count < MOST; word += WORDS)
+    slowness = argc > 1 && strcmp(argv[1], "slow") == 0 ? 2 : 1;
+    for (int word = (int)slowness; word + WORDS <= argc && count < MOST; word += WORDS)
         if (!join(argv + word))
             return 1;
     forget_folder(folder);
