@@ -114,22 +114,22 @@ int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage)
     return 0;
 }
 
-static int open_below(int folder_fd, const char *name)
+static int open_below(int folder_fd, const char *name, int flags)
 {
-    int fd = openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
     return fd < 0 ? -errno : fd;
 }
 
 int lease_open_folder(const char *id)
 {
     struct stat about;
-    int fd = open_below(leases_folder, id);
+    int fd = open_below(leases_folder, id, 0); /* vgpud makes links here, to the file systems of users */
     if (fd < 0)
         return fd;
     int error = fstat(fd, &about) == 0 ? 0 : -errno;
     if (error == 0 && (about.st_mode & 0077) != 0)
         return fd;
-    int inner = error != 0 ? error : open_below(fd, VGPU_ANYONE_FOLDER);
+    int inner = error != 0 ? error : open_below(fd, VGPU_ANYONE_FOLDER, O_NOFOLLOW);
     close(fd);
     return inner;
 }
@@ -160,8 +160,11 @@ int lease_open_path(const struct lease *lease)
     if (folder_fd < 0)
         return folder_fd;
     int fd = openat(folder_fd, VGPU_USAGE_FILE, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int error = fd < 0 ? -errno : 0;
     close(folder_fd);
-    if (fd < 0 || (fstat(fd, &usage) == 0 && S_ISREG(usage.st_mode) && is_usage_of(lease, &usage)))
+    if (fd < 0)
+        return error;
+    if (fstat(fd, &usage) == 0 && S_ISREG(usage.st_mode) && is_usage_of(lease, &usage))
         return fd;
     close(fd);
     return -ESTALE;

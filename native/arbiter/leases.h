@@ -29,7 +29,7 @@ void lease_each(void (*visit)(struct lease *lease));
 
 /*
  * Returns a descriptor of the folder that contains the files of leases/<id> (which may be its folder anyone/, lease.h),
- * or -errno. The caller closes it. No link is followed.
+ * or -errno. The caller closes it. No link is followed but leases/<id> itself, which only root can make.
  */
 int lease_open_folder(const char *id);
 

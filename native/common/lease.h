@@ -7,6 +7,7 @@
  *   usage         written by the tenant's processes, the arbiter and vgpud; hostile input to the arbiter and vgpud
  *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
  *   moved         after a move: written by vgpud (VGPU_MOVED_FILE)
+ * <run>/leases/<allocation> may be a link to that folder, on a file system of its user (vgpud/lease/homes.py).
  * If the tenant's uid is not known (a pod), any user may write `usage`. Then only root may enter <allocation>/ (mode
  * 0700), and the entries are in <allocation>/anyone/, which is mounted into the containers.
  *

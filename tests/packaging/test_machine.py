@@ -210,25 +210,54 @@ def test_a_member_of_group_vgpu_can_allocate_and_another_user_cannot(machine: Ma
     assert allocations(machine) == {}
 
 
-def test_what_a_tenant_writes_to_its_usage_file_uses_up_nothing_of_run(machine: Machine) -> None:
-    """An attack: extended attributes of a file count to the inodes of its tmpfs."""
+HOSTILE = """
+import ctypes, os, sys, time
+usage = os.open(sys.argv[1], os.O_RDWR)
+print("open", flush=True)
+while os.fstat(usage).st_nlink:
+    time.sleep(0.01)
+fallocate = ctypes.CDLL(None).fallocate
+fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+at, length = 5 << 20, 1 << 30
+while length >= 4096:
+    if fallocate(usage, 1, at, length):
+        length //= 2
+    else:
+        at += length
+for number in range(3000):
+    try:
+        os.setxattr(usage, f"user.{number}", bytes(65536))
+    except OSError:
+        break
+print("full", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_tenant_that_fills_its_usage_file_after_its_end_takes_nothing_from_others(machine: Machine) -> None:
+    """An attack: a removed `usage` that a process keeps open uses up its file system, by blocks and by
+    extended attributes.
+    """
     words = ("alloc", "--isolation", "quota", "--memory", "1GiB", "-o", "name")
     allocation = ctl(machine, *words, user="alice").stdout.strip().split("/")[-1]
-    attack = (
-        "import os, sys\n"
-        "for number in range(3000):\n"
-        "    try:\n"
-        "        os.setxattr(sys.argv[1], f'user.{number}', bytes(65536))\n"
-        "    except OSError:\n"
-        "        break\n"
-    )
-    free = "stat -f -c %d /run"
-    before = int(machine.shell(free))
-    machine.run("python3", "-c", attack, f"/run/vgpud/leases/{allocation}/usage", user="alice")
-    after = int(machine.shell(free))
-    ctl(machine, "release", allocation)
-    assert after > before - 10_000
-    assert machine.shell("findmnt -n -o FSROOT /run/vgpud/leases") == "/leases"
+    usage, said = f"/run/vgpud/leases/{allocation}/usage", "/tmp/hostile"
+    place = machine.shell(f"dirname $(readlink -f /run/vgpud/leases/{allocation})").strip()
+    # the path within the file system, by which a container's process belongs to a lease, has /leases/
+    assert machine.shell(f"findmnt -n -o TARGET -T {place}").strip() == place.removesuffix("/leases")
+    options = ("--quiet", "--unit=hostile", "--uid=alice", f"--property=StandardOutput=file:{said}")
+    machine.run("systemd-run", *options, "python3", "-c", HOSTILE, usage)
+    try:
+        machine.eventually(lambda: "open" in machine.shell(f"cat {said}"), "usage is open")
+        ctl(machine, "release", "--force", allocation)
+        machine.eventually(lambda: "full" in machine.shell(f"cat {said}"), "the file system is full")
+        # the attack has used up the file system of alice, and no other
+        assert int(machine.shell(f"stat -f -c %a {place}")) == 0
+        assert int(machine.shell("stat -f -c %a /run")) > 0
+        run = ("vgpuctl", "run", "--isolation", "quota", "--memory", "1GiB", "--")
+        machine.run(*SIM, *run, PROBE, "hold", str(256 * MIB))
+    finally:
+        machine.run("systemctl", "stop", "hostile.service", check=False)
+    ctl(machine, "release", ctl(machine, *words, user="alice").stdout.strip().split("/")[-1])
 
 
 def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:

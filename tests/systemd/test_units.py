@@ -82,23 +82,12 @@ def test_only_root_connects_to_a_socket_whose_connections_systemd_accepts() -> N
     assert words(accepting[0], "SocketUser") == ["root"]
 
 
-def test_leases_have_a_file_system_of_their_own_with_bounds() -> None:
+def test_vgpud_mounts_bounded_file_systems_for_users_on_the_host() -> None:
     """An attack: by blocks or extended attributes of its `usage` a tenant used up all of /run."""
-    unit, tenants = "run-vgpud-leases.mount", "run-vgpud-tenants.mount"
-    assert words(unit, "Where") == ["/run/vgpud/leases"]
-    # a process's mountinfo has the path within the file system, by which it belongs to a lease
-    assert words(unit, "What") == [f"{words(tenants, 'Where')[0]}/leases"]
-    assert tenants in words(unit, "Requires")
-    (options,) = words(tenants, "Options")
-    assert {option.partition("=")[0] for option in options.split(",")} >= {
-        "nosuid",
-        "nodev",
-        "size",
-        "nr_inodes",
-    }
-    for service in ("vgpud.service", "vgpud-arbiter.service"):
-        assert unit in words(service, "Wants")
-        assert unit in words(service, "After")
+    (line,) = (one for one in (UNITS / "vgpud.service").read_text().splitlines() if "mount -t tmpfs" in one)
+    assert line.startswith("ExecStartPre=+-/usr/bin/nsenter --target 1 --mount ")  # the unit has its own
+    options = line.partition(" -o ")[2].split()[0]
+    assert {one.partition("=")[0] for one in options.split(",")} >= {"nosuid", "nodev", "size", "nr_inodes"}
 
 
 def test_systemd_creates_every_folder_that_vgpud_writes() -> None:

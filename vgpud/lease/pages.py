@@ -18,6 +18,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from vgpud import lease_layout as layout
+from vgpud.lease.homes import home_for, homes, leftovers, link, place_of
 from vgpud.lease.memory import LeaseMemory, LeaseSaves
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
@@ -152,13 +153,25 @@ def _files(folder: Path) -> Path:
     and the files are in a subfolder.
     """
     with contextlib.suppress(OSError):
-        if folder.lstat().st_mode & 0o077 == 0:
+        if folder.stat().st_mode & 0o077 == 0:
             return folder / layout.ANYONE_FOLDER
     return folder
 
 
 def _state(away: bool) -> int:
     return layout.LEASE_SUSPENDED if away else layout.LEASE_OPEN
+
+
+def lease_home(root: Path, allocation: str, user: int) -> Path:
+    """The folder in which the lease is, or is to be made: `root`, or one on a file system of the user
+    (homes.py). `user` is the uid that the tenant counts as, or ANYONE. Raises VgpuError LEASE_FAILED.
+    """
+    if (root / allocation).exists():
+        return place_of(root / allocation).parent
+    try:
+        return home_for(root, f"of-{allocation}" if user == ANYONE else str(user))
+    except OSError as error:
+        raise lease_failed(f"choose a file system for the lease of {allocation}", error) from error
 
 
 def write_lease(
@@ -176,6 +189,8 @@ def write_lease(
     with the files. For ANYONE it is below a folder that only root may enter: users of the host cannot reach
     it, but a container into which it is mounted can.
 
+    `root` is a result of lease_home. If it is not the folder of all leases, that folder gets a link.
+
     Raises VgpuError LEASE_FAILED if the file system refuses, IMPOSSIBLE for limits that a lease cannot hold.
     """
     folder = root / allocation
@@ -192,6 +207,7 @@ def write_lease(
             _make_folder(inner, _NOT_LISTED)
         _fill(inner, body, uid, gid)
         draft.rename(folder)
+        link(root, allocation)
     except OSError as error:
         raise lease_failed(f"write the lease of {allocation}", error) from error
     return _files(folder)
@@ -338,10 +354,13 @@ async def remove_lease(root: Path, allocation: str) -> None:
     system (FUSE). The folder has another name then, and a thread removes it when the kernel goes on.
     """
     folder = root / allocation
-    grave = root / f".{allocation}{_GRAVE}"
+    place = place_of(folder)
+    grave = place.with_name(f".{allocation}{_GRAVE}")
     try:
         with contextlib.suppress(FileNotFoundError):
-            folder.rename(grave)
+            place.rename(grave)
+        if place != folder:
+            folder.unlink()
         await _without_waiting(lambda: _remove_all([grave]))
     except OSError as error:
         raise lease_failed(f"remove the lease of {allocation}", error) from error
@@ -350,7 +369,8 @@ async def remove_lease(root: Path, allocation: str) -> None:
 async def remove_graves(root: Path) -> None:
     """Removes what interrupted removals left. Returns after _REMOVAL_SECONDS at the latest."""
     with contextlib.suppress(OSError):
-        await _without_waiting(lambda: _remove_all(root.glob(f".*{_GRAVE}")))
+        graves = [grave for home in (root, *homes(root)) for grave in home.glob(f".*{_GRAVE}")]
+        await _without_waiting(lambda: _remove_all(graves))
 
 
 async def _without_waiting(work: Callable[[], None]) -> bool:
@@ -413,13 +433,15 @@ def list_leases(root: Path) -> frozenset[str]:
     if not root.is_dir():
         return frozenset()
     names = set()
-    for entry in root.iterdir():
-        if entry.name.startswith("."):
+    for entry in (*root.iterdir(), *leftovers(root)):
+        if entry.parent != root or entry.name.startswith("."):
             if not entry.name.endswith(_GRAVE):
                 with contextlib.suppress(OSError):
                     _remove_tree(entry)
-        elif entry.is_dir() and not entry.is_symlink():
+        elif place_of(entry).is_dir() and not place_of(entry).is_symlink():
             names.add(entry.name)
+        elif place_of(entry) != entry:
+            entry.unlink()  # of a lease whose removal was interrupted
     return frozenset(names)
 
 

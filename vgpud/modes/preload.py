@@ -31,6 +31,7 @@ from vgpud.lease import (
     UnknownCalls,
     Writers,
     close_lease,
+    lease_home,
     note_moved,
     read_activity,
     read_counted,
@@ -312,7 +313,7 @@ class Preload:
         if (self._leases / allocation.id).exists():
             await note_moved(self._leases / allocation.id, [device.uuid for device in limits])
         lease = write_lease(
-            self._leases,
+            lease_home(self._leases, allocation.id, allocation.request.counts_for.uid),
             allocation.id,
             limits,
             uid=owner.uid,
