@@ -45,9 +45,11 @@ static bool cut(struct lease *lease, int path_fd)
 {
     struct stat about;
     uint64_t took_ns;
-    int copy = fstat(path_fd, &about) == 0 && is_too_large(&about) ? fcntl(path_fd, F_DUPFD_CLOEXEC, 0) : -1;
-    if (copy < 0)
+    if (fstat(path_fd, &about) == 0 && !is_too_large(&about))
         return true;
+    int copy = fcntl(path_fd, F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return false;
     bool begun = aside(lease_tenant(lease), truncate_file, &copy, sizeof(copy), &took_ns) != ASIDE_NOT_BEGUN;
     if (begun) {
         lease->cuts++;
@@ -70,9 +72,18 @@ static void missed(struct lease *lease)
     rest_look_later(lease);
 }
 
-static void cut_grown(struct lease *lease)
+/* Opens the file for its check. Returns -1 if it is gone, or must be checked again later. */
+static int open_for_check(struct lease *lease)
 {
     int path_fd = lease_open_path(lease);
+    if (path_fd == -EMFILE || path_fd == -ENFILE || path_fd == -ENOMEM)
+        missed(lease);
+    return path_fd < 0 ? -1 : path_fd;
+}
+
+static void cut_grown(struct lease *lease)
+{
+    int path_fd = open_for_check(lease);
     if (path_fd < 0)
         return;
     if (!cut(lease, path_fd))
@@ -114,7 +125,8 @@ int usage_guard_open(void)
 void usage_guard_begin(struct lease *lease)
 {
     char path[32];
-    int path_fd = lease_open_path(lease);
+    lease->watch = -1;
+    int path_fd = open_for_check(lease);
     if (path_fd < 0)
         return;
     snprintf(path, sizeof(path), "/proc/self/fd/%d", path_fd);

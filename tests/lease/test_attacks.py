@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -486,6 +487,26 @@ def test_another_tenants_message_waits_for_at_most_one_look_at_the_locks(
     waited = calls[: calls.index(b"g")]
     assert waited.count(kind.CALL) <= 3
     assert kind.CALL not in waited.rpartition(b"t")[2]
+
+
+def test_a_usage_file_that_grows_while_the_arbiter_has_no_free_descriptor_is_truncated_later(
+    counted: Counted,
+) -> None:
+    """A tenant can use up the arbiter's descriptors by its connections."""
+    node, usage = counted.node, counted.node.lease() / layout.USAGE_FILE
+    assert node.arbiter is not None
+    before = counted.rested()
+    pid = node.arbiter.pid
+    used = {int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    free = next(number for number in range(len(used) + 1) if number not in used)
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, most))
+    os.truncate(usage, layout.USAGE_FILE_SIZE + 64 * MIB)
+    # the arbiter has read the event, and has begun another turn of its loop
+    eventually(lambda: b"t" in counted.since(before).partition(b"e")[2])
+    assert usage.stat().st_size > layout.USAGE_FILE_SIZE
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+    eventually(lambda: usage.stat().st_size == layout.USAGE_FILE_SIZE)
 
 
 def lock_besides(usage: int, locks: int) -> None:
