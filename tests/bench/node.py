@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tests.demo.node import ROOT, DemoNode
+from tests.e2e.conftest import end_helpers
 
 POLICY = """version = 1
 [[device]]
@@ -84,4 +85,5 @@ class BenchNode(DemoNode):
                 self.stop()
             except subprocess.TimeoutExpired:
                 self.kill()
+        end_helpers(self)  # the arbiter, which outlives the daemon
         shutil.rmtree(self.folder, ignore_errors=True)
