@@ -124,8 +124,9 @@ def shows(node: DemoNode, fault: str) -> bool:
     """Returns whether vgpud shows the repair that NVML requests for a device with this fault."""
     simulate(node, "fault", fault, "--device", "0", "--code", "1")
     try:
-        node.ctl("undrain", "0")  # makes vgpud take a new snapshot of the devices
         with client(node) as calls:
+            uuid = calls.list_devices().devices[0].uuid
+            calls.drain_device(uuid, undrain=True)  # makes vgpud take a new snapshot of the devices
             return bool(calls.list_devices().devices[0].health_reason)
     finally:
         simulate(node, "fault", "clear")

@@ -50,7 +50,8 @@ def test_passed_sockets_with_a_long_linger_time_do_not_stop_vgpud(
     others when it closes the connection.
     """
     node = make_node()
-    node.command = [*before, sys.executable, "-m", "vgpud.daemon"]
+    if before:
+        node.command = [*before, *node.command]
     node.start()
     eventually(lambda: all((node.run_dir / door).exists() for door in WORDS))
     assert node.daemon is not None
@@ -128,7 +129,8 @@ def test_a_passed_file_whose_close_hangs_delays_neither_vgpud_nor_its_end(
     make_node: NodeMaker, tmp_path: Path, before: list[str]
 ) -> None:
     node = make_node()
-    node.command = [*before, sys.executable, "-m", "vgpud.daemon"]
+    if before:
+        node.command = [*before, *node.command]
     node.start()
     eventually(lambda: all((node.run_dir / door).exists() for door in WORDS))
     refuses = kernel_refuses_descriptors() and not before
