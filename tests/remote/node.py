@@ -31,12 +31,6 @@ USER = "daemon"
 PROGRAM = (sys.executable, "-I", "-S", str(Path(__file__).parent / "program.py"))
 
 
-def listening(pid: int) -> list[int]:
-    """The ports on which a process listens in the network of the process `pid` (proc(5))."""
-    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
-    return [int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == "0A"]
-
-
 class Client(Command, Protocol):
     """A process of `vgpuctl remote`."""
 
@@ -119,6 +113,8 @@ class RemoteNode:
         self.accepter = self._start_accepter()
         self._clock = self.node.folder / "clock"
         self.set_clock(0)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify.bind(str(self.node.folder / "notify"))
         self.door = self.start_door()
 
     def _stand_in(self) -> Path:
@@ -150,18 +146,25 @@ class RemoteNode:
         return made
 
     def start_door(self) -> Daemon:
-        """Starts the door and waits until it listens."""
+        """Starts the door and waits until it tells systemd that it listens."""
         names = ("--certificate", "door.pem"), ("--key", "door.key"), ("--clients", "authority.pem")
         files = [word for option, file in names for word in (option, str(CERTIFICATES / file))]
         with self.log.open("ab") as log:
             door = self._launch_door(files, log.fileno())
-        until(lambda: door.poll() is not None or self.port in listening(door.pid))
+        until(lambda: door.poll() is not None or self._is_ready())
         if door.poll() is None:
             return door
         raise RuntimeError(f"the door ended: {self.log.read_text()}")
 
+    def _is_ready(self) -> bool:
+        try:
+            return b"READY=1" in self._notify.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+
     def _launch_door(self, words: Sequence[str], log: int) -> Daemon:
-        environment = {**self.node.environment, "VGPU_TEST_CLOCK": str(self._clock)}
+        told = {"VGPU_TEST_CLOCK": str(self._clock), "NOTIFY_SOCKET": self._notify.getsockname()}
+        environment = {**self.node.environment, **told}
         if not self._of_door:
             return prepared.program(self._module, words, environment, 0, log)
         command = [*self._of_door, sys.executable, "-m", self._module, *words]
@@ -217,3 +220,4 @@ class RemoteNode:
             process.kill()
             process.wait()
         self.sessions.close()
+        self._notify.close()

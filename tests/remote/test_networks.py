@@ -11,7 +11,7 @@ from tests.e2e.conftest import NodeMaker
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import ended, engine_of, opened, say
 from tests.remote.networks import CLIENT, Networks
-from tests.remote.node import USER, RemoteNode, listening
+from tests.remote.node import USER, RemoteNode
 
 pytestmark = needs("root", "namespaces", "networks")
 
@@ -33,7 +33,7 @@ def apart(make_node: NodeMaker, networks: Networks) -> Iterator[RemoteNode]:
 def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: RemoteNode) -> None:
     token = apart.grant()
     client = opened(apart, token, "--memory", "1GiB")
-    assert listening(apart.door.pid) == [apart.port]
+    assert _listening(apart.door.pid) == [apart.port]
     (held,) = apart.held()
     assert held.label.endswith(f" {CLIENT}")
     shown, _ = apart.client(token, "-o", "json", verb="status").communicate(timeout=300)
@@ -43,6 +43,12 @@ def test_a_client_of_another_network_has_a_slice_and_sees_only_the_door(apart: R
     assert len(networks) == 3  # the engine's server is in a network of its own
     _, errors = client.communicate("exit 7\n", timeout=300)
     assert client.returncode == 7, errors
+
+
+def _listening(pid: int) -> list[int]:
+    """The ports on which a process listens in the network of the process `pid` (proc(5))."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    return [int(line.split()[1].rpartition(":")[2], 16) for line in lines if line.split()[3] == "0A"]
 
 
 def test_clients_of_another_network_without_a_valid_token_are_refused(apart: RemoteNode) -> None:
