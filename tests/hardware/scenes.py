@@ -1,10 +1,10 @@
 """Scenes on a simulated node: `python -m tests.hardware.scenes NAME`, which test_simulated.py starts."""
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from vgpud.hardware.events import DeviceEvent, watch_events
@@ -18,7 +18,7 @@ HOST_ROOT = Path(os.environ["VGPUD_HOST_ROOT"])
 
 
 def sim(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "vgpu_sim", *words], check=True)
+    assert import_module("vgpu_sim.cli").main(words) == 0
 
 
 def by_index(gateway: Gateway) -> dict[int, Device]:

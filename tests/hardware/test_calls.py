@@ -157,8 +157,12 @@ def test_the_deadline_of_nvml_calls_is_longer_while_a_change_is_under_way() -> N
 def test_the_threads_of_a_deleted_nvml_gateway_end() -> None:
     fake = FakeNvml(1)
     before = set(threading.enumerate())
-    Gateway(binding=fake).snapshot()
-    gc.collect()
+    gc.disable()  # keeps the gateway's objects in the young generations, which are collected soon
+    try:
+        Gateway(binding=fake).snapshot()
+    finally:
+        gc.enable()
+    gc.collect(1)
     _until(lambda: set(threading.enumerate()) <= before)
 
 

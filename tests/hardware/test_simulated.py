@@ -2,15 +2,12 @@
 node.
 """
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from tests.simnode import BUILD, ROOT
-
-PREFIX = BUILD / "sim"
+from tests.simnode import BUILD, ROOT, SimNode, sim_node  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -25,21 +22,10 @@ PREFIX = BUILD / "sim"
         ("xids_are_told", "h200x8"),
     ],
 )
-def test_vgpud_reads_the_state_of_each_scene_from_a_simulated_node(scene: str, profile: str) -> None:
-    path = f"{ROOT / 'native/sim'}:{ROOT}"
-    env = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "VGPU_SIM_PREFIX": str(PREFIX),
-        "VGPU_SIM_PROFILES": str(ROOT / "configs/sim"),
-    }
-    inside = [sys.executable, "-m", "tests.hardware.scenes", scene]
-    done = subprocess.run(
-        [sys.executable, "-m", "vgpu_sim", "run", "--profile", profile, "--", *inside],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_vgpud_reads_the_state_of_each_scene_from_a_simulated_node(
+    sim_node: Callable[..., SimNode],  # noqa: F811
+    scene: str,
+    profile: str,
+) -> None:
+    path = {"PYTHONPATH": f"{ROOT / 'native/sim'}:{ROOT}", "VGPU_SIM_PREFIX": str(BUILD / "sim")}
+    sim_node(profile).run([sys.executable, "-m", "tests.hardware.scenes", scene], path)

@@ -20,6 +20,7 @@ from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
 from vgpud.model.tenancy import Allocation, DeviceNode, Edits, Mount, Owner, Request, State
 
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 HOOK = HookProgram(Path("/usr/lib/vgpud/vgpu-hook"), Path("/run/vgpud"))
 PRELOAD = Edits(env=(("A", "1"), ("LD_PRELOAD", "/run/vgpu/libvgpu.so")))
 DRIVER = DriverFiles(
@@ -54,7 +55,7 @@ def test_any_allocation_has_a_valid_cdi_spec(
     edits: Edits, hook: HookProgram | None, driver: DriverFiles
 ) -> None:
     spec = json.loads(cdi.spec_text(held(edits), driver, hook))
-    jsonschema.validate(spec, SCHEMA)
+    VALIDATOR.validate(spec)
     cdi.validate(spec)
 
 
@@ -122,4 +123,4 @@ def test_hooks_that_container_runtimes_refuse_are_refused(hook: dict[str, object
     with pytest.raises(Exception, match="bad hook"):
         cdi.validate(spec)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(spec, SCHEMA)
+        VALIDATOR.validate(spec)
