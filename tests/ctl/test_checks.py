@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.conditions import needs
+from tests.simnode import ROOT
 from vgpud.ctl import checks
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote.grants import Grants
@@ -104,3 +105,30 @@ def test_doctor_reports_grants_that_cannot_be_read(tmp_path: Path) -> None:
     (found,) = checks.grants(Grants(file))
     assert found.state == checks.FAIL
     assert found.sentence.startswith(f"the grants in {file} cannot be used: ")
+
+
+def test_doctor_reports_leases_without_file_systems_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an upgrade, leases that are there share the file system of the run folder."""
+    host = checks.Host.of(os.environ)._replace(run_dir=tmp_path)
+    (tmp_path / "leases" / "old").mkdir(parents=True)
+    monkeypatch.setattr(checks, "SYSTEMD", tmp_path)
+    (found,) = checks.leases(host, ["old"])
+    assert (found.state, found.fix.split(";")[0]) == (checks.WARN, "systemctl restart vgpud.service")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path.parent == tmp_path / "tenants")
+    (found,) = checks.leases(host, ["old", "quota"])
+    assert (found.state, found.sentence) == (
+        checks.WARN,
+        "1 lease of an earlier version without a file system of its own: old",
+    )
+    (tmp_path / "leases" / "new").symlink_to("../tenants/0/leases/new")
+    (found,) = checks.leases(host, ["new", "quota"])
+    assert (found.state, found.sentence) == (checks.OK, f"32 file systems for leases in {tmp_path}/tenants")
+    monkeypatch.setattr(checks, "SYSTEMD", tmp_path / "none")
+    assert list(checks.leases(host, ["old"])) == []
+
+
+def test_doctor_knows_how_many_file_systems_the_unit_mounts() -> None:
+    text = (ROOT / "systemd" / "vgpud.service").read_text()
+    assert f"$$(seq 0 {checks.LEASE_MOUNTS - 1})" in text

@@ -19,6 +19,7 @@ from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.marks import MarkKind
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Mode, State
 from vgpud.policy.remote import RemoteSettings
 from vgpud.policy.trust import distrust
@@ -29,6 +30,7 @@ OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
 _CDI_PREFIX = "vgpud.io-vgpu_"  # prefix of the file names of vgpud's CDI specs, as in inject/cdi.py
 _LEAST_FREE_BYTES = 64 * 2**20
 _LEAST_KERNEL = (5, 4)  # oldest supported kernel; pidfd_open(2) came with Linux 5.3
+LEASE_MOUNTS = 32  # as in vgpud.service
 _UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket")
 
 
@@ -288,6 +290,26 @@ def units() -> Iterator[Finding]:
             yield Finding(
                 "units", FAIL, f"{unit} is {state}", f"systemctl start {unit}; journalctl -u {unit}"
             )
+
+
+def leases(host: Host, held: Iterable[str]) -> Iterator[Finding]:
+    """Checks that the leases of users are on file systems of their own (vgpud/lease/homes.py)."""
+    tenants = host.run_dir / "tenants"
+    mounted = sum(os.path.ismount(tenants / str(number)) for number in range(LEASE_MOUNTS))
+    folders = [host.run_dir / "leases" / allocation for allocation in sorted(held)]
+    shared = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    if not SYSTEMD.is_dir():
+        return  # another finding says so
+    if not mounted:
+        sentence = f"no file systems are mounted in {tenants}: one tenant can use up the room of all leases"
+        fix = "systemctl restart vgpud.service; journalctl -u vgpud.service says why a mount fails"
+        yield Finding("leases", WARN, sentence, fix)
+    elif shared:
+        old = counted(len(shared), "lease")
+        sentence = f"{old} of an earlier version without a file system of its own: {shared[0].name}"
+        yield Finding("leases", WARN, sentence, "release these allocations and make them anew, or reboot")
+    else:
+        yield Finding("leases", OK, f"{mounted} file systems for leases in {tenants}")
 
 
 _UNSIMULATE = "where there is one: apt remove vgpud-sim, or start vgpud without VGPU_SIM_STATE"

@@ -56,7 +56,7 @@ def examine(arguments: Namespace) -> list[Finding]:
         *checks.engines(node.devices),
         *checks.tenants(node),
     ]
-    found += [*checks.leftovers(host, held), *checks.clock(node, time.time_ns())]
+    found += [*checks.leases(host, held), *checks.leftovers(host, held), *checks.clock(node, time.time_ns())]
     found.append(_policy(node))
     return found
 
