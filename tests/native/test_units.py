@@ -1,5 +1,5 @@
 """Runs the C unit tests: accounting, limits, slots and the table under the sanitizers, descriptors of parked
-memory, and turns of the arbiter's loop.
+memory, threads that touch a host buffer, and turns of the arbiter's loop.
 """
 
 import subprocess
@@ -8,8 +8,10 @@ import pytest
 
 from tests.native.harness import TEST_BUILD
 
+PROGRAMS = ["unit-thread", "unit-address-undefined", "unit-parked", "unit-hostbuf", "arbiter-turns"]
 
-@pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined", "unit-parked", "arbiter-turns"])
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_each_unit_test_in_c_passes(program: str) -> None:
     done = subprocess.run(
         [TEST_BUILD / program], capture_output=True, text=True, check=False, timeout=300, env={}

@@ -55,7 +55,7 @@ static void touch_all(char *base, uint64_t bytes)
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned helpers = processors < 1 ? 1 : processors > HELPERS ? HELPERS : (unsigned)processors;
     bool made[HELPERS] = {false};
-    uint64_t each = bytes / helpers / GRAIN_BYTES * GRAIN_BYTES;
+    uint64_t each = bytes / helpers / VGPU_HOSTBUF_PAGE_BYTES * VGPU_HOSTBUF_PAGE_BYTES;
     for (unsigned i = 0; i < helpers; i++) {
         parts[i] = (struct part){base + i * each, i + 1 == helpers ? bytes - i * each : each};
         made[i] = i + 1 < helpers && vgpu_thread_start(touch, &parts[i], STACK_BYTES, &threads[i]);
