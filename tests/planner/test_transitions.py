@@ -18,7 +18,7 @@ from vgpud.planner.geometry import Layout, MigGeometry, geometry_for
 from vgpud.planner.transitions import between, make_room, steps
 
 from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME
-from .test_geometry import TIGHT_PROFILES, Key, every_state, legal, slices
+from .test_geometry import TIGHT_PROFILES, Key, every_state, in_order, legal, slices
 
 State = frozenset[Key]
 CARDS = {"h200": H200_PROFILES, "a30": A30_PROFILES, "tight": TIGHT_PROFILES}
@@ -47,7 +47,7 @@ def keys(geometry: MigGeometry, state: int) -> State:
 def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -> None:
     """All 723 x 723 transitions: instances in both layouts stay, and only the difference is changed."""
     geometry = geometry_for(H200_WITHOUT_ME)
-    states = sorted(every_state(H200_WITHOUT_ME), key=sorted)
+    states = in_order(H200_WITHOUT_ME)
     masks = [mask(geometry, state) for state in states]
     assert len(set(masks)) == len(states) == 723
     compared = 0
@@ -68,7 +68,7 @@ def test_making_room_destroys_or_moves_as_few_idle_mig_instances_as_possible(
 ) -> None:
     profiles = CARDS[card]
     geometry = geometry_for(profiles)
-    state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
+    state = data.draw(st.sampled_from(in_order(profiles)))
     pinned = frozenset(data.draw(st.sets(st.sampled_from(sorted(state))))) if state else frozenset()
     wanted = data.draw(st.sampled_from([p.id for p in profiles]))
     found = make_room(geometry, Layout(mask(geometry, state)), mask(geometry, pinned), wanted)
@@ -93,18 +93,18 @@ def brute_room(
     have = Counter(counts_of(state))
     have[wanted] += 1
     options = []
-    for target in every_state(profiles):
-        got = Counter(counts_of(target))
-        sound = pinned <= target and all(got[p] <= have[p] for p in got)
-        if sound and got[wanted] >= Counter(counts_of(pinned))[wanted] + 1:
-            options.append((sum(have.values()) - sum(got.values()), len(state - target)))
+    for counts, targets in by_counts(profiles).items():
+        got = Counter(counts)
+        if all(got[p] <= have[p] for p in got) and got[wanted] >= Counter(counts_of(pinned))[wanted] + 1:
+            lost = sum(have.values()) - sum(got.values())
+            options += [(lost, len(state - target)) for target in targets if pinned <= target]
     return min(options, default=None)
 
 
 @given(data=st.data())
 def test_after_each_step_of_a_change_of_layout_the_mig_layout_is_legal(data: st.DataObject) -> None:
     geometry = geometry_for(H200_PROFILES)
-    states = sorted(every_state(H200_PROFILES), key=sorted)
+    states = in_order(H200_PROFILES)
     now = set(data.draw(st.sampled_from(states)))
     target = data.draw(st.sampled_from(states))
     for step in steps(geometry, between(mask(geometry, frozenset(now)), mask(geometry, target))):
