@@ -6,7 +6,6 @@ never overdraws partition counters, and rounds shared capacity up as the request
 """
 
 import asyncio
-import copy
 import itertools
 import json
 import re
@@ -73,6 +72,11 @@ def check_slice(body: dict[str, Any], minor: int) -> None:
             names = {one["name"] for one in sets}
             used = {one["counterSet"] for one in device.get("consumesCounters") or ()}
             check(used <= names, "counters of another slice")
+
+
+def copied(body: Any) -> Any:
+    """A copy by way of JSON, as the API server makes it, and faster than deepcopy."""
+    return json.loads(json.dumps(body))
 
 
 def check_counters(counters: dict[str, Any]) -> None:
@@ -180,7 +184,7 @@ class Cluster:
         self._called(f"claim {namespace}/{name}")
         if (namespace, name) not in self.claims:
             raise refusal(404, "no such claim")
-        return copy.deepcopy(self.claims[namespace, name])
+        return copied(self.claims[namespace, name])
 
     async def replace_claim_status(self, body: dict[str, Any]) -> dict[str, Any]:
         about = body["metadata"]
@@ -192,15 +196,15 @@ class Cluster:
             check_statuses(body["status"])
         except Invalid as error:
             raise refusal(422, str(error)) from None
-        there["status"] = copy.deepcopy(body["status"])
+        there["status"] = copied(body["status"])
         if "DRAResourceClaimDeviceStatus" in self.off:
             there["status"].pop("devices", None)
-        return copy.deepcopy(there)
+        return copied(there)
 
     async def slices(self, driver: str, node: str) -> tuple[list[dict[str, Any]], str]:
         self._called("list")
         mine = (s for s in self.slices_by_name.values() if s["spec"]["driver"] == driver)
-        return [copy.deepcopy(s) for s in mine if s["spec"]["nodeName"] == node], str(self.version)
+        return [copied(s) for s in mine if s["spec"]["nodeName"] == node], str(self.version)
 
     async def watch_slices(self, driver: str, node: str, version: str) -> None:
         if self.refuses_watches:
@@ -241,14 +245,14 @@ class Cluster:
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
         kept = self._kept(body)
         self.slices_by_name[kept["metadata"]["name"]] = kept
-        return copy.deepcopy(kept)
+        return copied(kept)
 
     def _kept(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
             check_slice(body, self.minor_version)
         except Invalid as error:
             raise refusal(422, str(error)) from None
-        kept = copy.deepcopy(body)
+        kept = copied(body)
         for device in kept["spec"].get("devices") or []:
             if "DRAPartitionableDevices" in self.off:
                 device.pop("consumesCounters", None)
