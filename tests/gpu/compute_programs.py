@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
     parser.add_argument("--programs", nargs="*", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
-    parser.add_argument("--asked", nargs="*", type=float, default=[25, 50], help="alone, percent")
+    parser.add_argument("--asked", nargs="*", type=float, default=[25, 50, 75], help="alone, percent")
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
     parser.add_argument(
         "--part",
