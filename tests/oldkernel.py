@@ -12,6 +12,7 @@ import os
 import platform
 import struct
 import sys
+from importlib import import_module
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # from prctl(2)
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # from linux/bpf_common.h: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
@@ -57,6 +58,14 @@ def _confine() -> None:
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "the kernel takes no filter")
+
+
+def main() -> int:
+    """In a process that tests/prepared.py forked: runs the command `python -m MODULE...` without an exec."""
+    _confine()
+    module = sys.argv[3]
+    sys.argv = [module, *sys.argv[4:]]
+    return int(import_module(module).main())
 
 
 if __name__ == "__main__":

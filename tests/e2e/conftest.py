@@ -25,13 +25,15 @@ def simulated(state: Path, profile: str, driver: str = "") -> dict[str, str]:
 
 class PreparedNode(DemoNode):
     """A node whose daemon and vgpuctl are forked from prepared processes that have already imported vgpud. A
-    node with a daemon program of its own starts that program.
+    node whose command is not `python -m MODULE` starts that command.
     """
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
-        if self.command is not DemoNode.command:
+        if tuple(self.command[:2]) != DemoNode.command[:2]:
             return super().launch(environment, log)
-        return prepared.daemon(environment, log)
+        module, *arguments = self.command[2:]
+        with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
+            return prepared.program(module, arguments, environment, nothing.fileno(), log)
 
     def launch_ctl(self, arguments: Sequence[str]) -> Command:
         command = prepared.ctl(arguments, self.environment)

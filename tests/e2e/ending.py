@@ -1,9 +1,10 @@
 """Runs vgpud in an event loop that cancels nothing at its end, and prints the tasks that are left.
 
-python -m tests.e2e.ending GRACE_SECONDS
+tests/prepared.py calls its `main`, with the grace period of the calls in seconds as the argument.
 """
 
 import asyncio
+import gc
 import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -25,7 +26,9 @@ def run(main: Coroutine[Any, Any, T], **_: Any) -> T:
     return outcome
 
 
-if __name__ == "__main__":
+def main() -> int:
     daemon._STOP_SECONDS = float(sys.argv.pop())
     uvloop.run = run
-    sys.exit(daemon.main())
+    code = daemon.main()
+    gc.collect()  # work that was not awaited is reported when its object is freed
+    return code

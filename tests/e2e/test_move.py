@@ -7,7 +7,7 @@ import pytest
 
 from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
-from tests.e2e.conftest import ROOMY, NodeMaker
+from tests.e2e.conftest import ROOMY, NodeMaker, PreparedNode
 from tests.e2e.support import (
     GIB,
     MIB,
@@ -358,8 +358,9 @@ def test_a_cut_move_whose_restore_fails_is_undone(cut_node: DemoNode) -> None:
 
 @needs("driver-580")
 def test_the_program_that_checks_moves_on_real_cards_passes_on_the_simulator(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(move_h200, "DemoNode", PreparedNode)
     assert move_h200.main(["--simulated", "grown", "suspended"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["held"] for one in said if "held" in one] == [True, True]
