@@ -108,8 +108,8 @@ def grpc_keeps_its_poller() -> None:
 
 
 def tracebacks_are_short() -> None:
-    """Without a configuration structlog draws tracebacks with rich: boxes with all local variables. One of
-    them takes the event loop of a loaded machine for seconds.
+    """Without a configuration structlog draws tracebacks with rich, where that is installed: boxes with all
+    local variables. One of them takes the event loop of a loaded machine for seconds.
     """
     plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure([structlog.processors.add_log_level, plain])

@@ -211,6 +211,7 @@ def _import_all() -> None:
     """Imports all modules, fills the caches of what each start does, and exempts their objects from garbage
     collection, so forks need not copy their pages.
     """
+    gc.disable()  # a collection would visit the modules, which live to the end
     from vgpud import ctl, daemon  # noqa: F401
     from vgpud.remote import accept, door, entry, session  # noqa: F401
 
@@ -240,6 +241,7 @@ def _import_all() -> None:
         load(load_settings().policy_paths())
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _readable(descriptors: Iterable[int], timeout_seconds: float | None = None) -> set[int]:

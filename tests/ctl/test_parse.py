@@ -23,7 +23,6 @@ LINES = [(v.name, v) for v in VERBS if isinstance(v, Verb)] + [
 HEAVY = (
     "grpc",
     "google.protobuf",
-    "rich",
     "pydantic",
     "asyncio",
     "yaml",

@@ -2,9 +2,11 @@
 fail.
 """
 
-import sys
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
+
+from vgpud.ctl.table import Column, Table, render
 
 
 @dataclass
@@ -28,18 +30,10 @@ class Checks:
         return sum(verdict == "FAILED" for verdict, _, _ in self.rows)
 
     def table(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title="what was checked", title_justify="left")
-        for column in ("", "claim", "seen"):
-            table.add_column(column, overflow="fold")
-        for row in self.rows:
-            table.add_row(*row)
-        console = Console(width=max(100, Console().width), file=sys.stdout)
-        with console.capture() as captured:
-            console.print(table)
+        columns = [Column(header, itemgetter(at)) for at, header in enumerate(("", "claim", "seen"))]
+        lines = render(Table.of(columns, self.rows), wide=False, headers=True)
         done = sum(verdict == "ok" for verdict, _, _ in self.rows)
         skipped = sum(verdict == "skipped" for verdict, _, _ in self.rows)
         seconds = time.monotonic() - self.started
-        return captured.get() + (f"{done} held, {self.failed} failed, {skipped} skipped, in {seconds:.1f} s")
+        total = f"{done} held, {self.failed} failed, {skipped} skipped, in {seconds:.1f} s"
+        return "\n".join(["what was checked", *lines, total])
