@@ -24,10 +24,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from typing import NoReturn, TextIO
 
-from tests.demo.node import ROOT
+# not from tests.simnode, which imports pytest: each fork would copy its page tables
+ROOT = Path(__file__).parents[1]
 
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 # gRPC reads these variables when it is imported. vgpuctl sets them before its own import of gRPC. Without
