@@ -10,6 +10,7 @@ import asyncio
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -43,6 +44,8 @@ class _Selector(selectors.DefaultSelector):
 
 
 class TurnedLoop(asyncio.SelectorEventLoop):
+    _ready: "deque[asyncio.Handle]"  # of asyncio's BaseEventLoop
+
     def __init__(self) -> None:
         self._now = _START
         self.outside = 0  # number of operations that need real time
