@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def test_systemd_has_no_connection_in_which_the_account_of_the_door_passes_files
     with socket.socket(socket.AF_UNIX) as systemd:
         systemd.bind(str(tmp_path / "session.sock"))
         systemd.listen()
-        with subprocess.Popen(words, env=environment) as accepter:
+        with subprocess.Popen(words, env=environment) as accepter, ExitStack() as at_end:
+            at_end.callback(accepter.kill)
             eventually((tmp_path / "remote.sock").exists)
             with never_written_back(tmp_path / "mount", 1) as (sockets, file):
                 door = _connected(tmp_path)
@@ -46,7 +48,6 @@ def test_systemd_has_no_connection_in_which_the_account_of_the_door_passes_files
                         of_session.send(b"reply")
                         assert door.recv(5) == b"reply"
                     assert door.recv(1) == b""
-            accepter.kill()
     eventually(lambda: helpers_of(tmp_path) == [])
 
 
