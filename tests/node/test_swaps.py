@@ -314,6 +314,16 @@ def test_host_buffers_are_ordered_only_for_memory_that_leaves_at_the_end_of_the_
     assert buffers.keeps == {}, "no turn is awaited, so all of the memory may leave"
 
 
+def test_a_tenant_of_two_devices_is_ordered_to_keep_no_memory_for_a_turn() -> None:
+    """libvgpu evicts nothing of it, and the share that may stay is a share of one device."""
+    buffers = Buffers(a=(4, 1))
+    context = SimpleNamespace(book=(), suspendable=buffers, host=table(buffers, 100), kept=buffers)
+    one = running("a")
+    two = replace(one, slices=(*one.slices, Slice("GPU-1", Mode.PRELOAD, 8 * GIB)))
+    swaps.Swaps(cast(NodeContext, context)).expect([two], [], {"a": "c"})
+    assert buffers.keeps == {}
+
+
 def test_the_existing_host_buffer_of_a_tenant_counts_as_room_for_that_tenant() -> None:
     buffers = Buffers(a=(4, 4))
     with table(buffers, available_gib=2, limit_gib=5).ordered(running("a"), 4 * GIB, driver_bytes=1 * GIB):

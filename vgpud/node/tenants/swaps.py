@@ -121,7 +121,7 @@ class Swaps:
             return  # a change that is under way has ordered the tenant's buffers itself
         try:
             if self._suspendable is not None:
-                if room_for:
+                if room_for and _is_alone(allocation):
                     self._context.kept.allow(allocation, self.evictable(allocation).stays_bytes, room_for)
                 elif soon:
                     self._context.kept.forbid(allocation)
