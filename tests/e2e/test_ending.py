@@ -48,22 +48,23 @@ def keep_watching(node: DemoNode, watches: threading.Event) -> None:
 @pytest.mark.parametrize("grace", ["10", "0"], ids=["answered", "cut short"])
 def test_no_task_of_the_event_loop_outlives_the_daemon(node: DemoNode, grace: str) -> None:
     node.command = (sys.executable, "-m", "tests.e2e.ending", grace)
-    node.start()
-    watches = threading.Event()
-    threads = [
-        *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
-        threading.Thread(target=keep_watching, args=(node, watches)),
-    ]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: watches.is_set() and states(node), "calls are under way")
-    assert node.stop() == 0
-    for thread in threads:
-        thread.join(300)
-    assert not any(thread.is_alive() for thread in threads)
-    log = node.log.read_text()
-    assert not any(word in log for word in COMPLAINTS), log
-    assert grace == "10" or "cancelled_at" in log
+    log = ""
+    while not log or (grace == "0" and "cancelled_at" not in log):  # the stop may come between two calls
+        node.start()
+        watches = threading.Event()
+        threads = [
+            *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
+            threading.Thread(target=keep_watching, args=(node, watches)),
+        ]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: watches.is_set() and states(node), "calls are under way")  # noqa: B023 - called at once
+        assert node.stop() == 0
+        for thread in threads:
+            thread.join(300)
+        assert not any(thread.is_alive() for thread in threads)
+        log = node.log.read_text()
+        assert not any(word in log for word in COMPLAINTS), log
 
 
 def test_a_loop_that_fails_is_started_again_while_the_daemon_serves(node: DemoNode) -> None:
