@@ -27,7 +27,8 @@ static void send_result(struct source *source, int error)
     struct vgpu_message reply = {.kind = error == 0 ? VGPU_MSG_OK : VGPU_MSG_ERROR,
                                  .version = VGPU_LEASE_VERSION,
                                  .slot = VGPU_NO_SLOT,
-                                 .value = -error};
+                                 .value = -error,
+                                 .turn.flags = VGPU_LIST_LINKS};
     send_reply(source, &reply, sizeof(reply));
 }
 
@@ -38,6 +39,7 @@ static void send_list(struct source *source, const char *id)
     list.head.kind = VGPU_MSG_PROCESSES;
     list.head.version = VGPU_LEASE_VERSION;
     int error = lease_list(id, &list);
+    list.head.turn.flags |= VGPU_LIST_LINKS;
     if (error != 0)
         send_result(source, error);
     else

@@ -387,6 +387,7 @@ enum vgpu_list_flags {
     /* the driver refused to preempt or resume the lease's work, so the gate enforces its slices */
     VGPU_LIST_REFUSED = 1,
     VGPU_LIST_PAUSED = 2, /* the lease is paused, and all of its processes are off its devices */
+    VGPU_LIST_LINKS = 4,  /* this arbiter serves a lease whose folder is a link; also in an answer ERROR */
 };
 /*
  * Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was too

@@ -5,9 +5,15 @@ the arbiter is down.
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOTDIR
 from pathlib import Path
 
 import pytest
@@ -26,6 +32,7 @@ from tests.e2e.support import (
     simulate,
     states,
 )
+from vgpud import lease_layout as layout
 from vgpud.lease import read_limits
 
 QUOTA = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
@@ -256,6 +263,75 @@ def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> N
     with client(node) as calls:
         told = [one.sentence for one in calls.list_events().events if one.subject == "vgpu-arbiter"]
     assert told == ["vgpu-arbiter has ended: vgpud starts it again", "vgpu-arbiter runs again"]
+
+
+@contextmanager
+def earlier_arbiter(run_dir: Path) -> Iterator[None]:
+    """Makes the running arbiter answer as that of a version that serves no lease whose folder is a link."""
+    control = run_dir / "arbiter" / "control.sock"
+    own, earlier = control.with_name("own.sock"), control.with_name("earlier.sock")
+    refusal = struct.pack("<IIIIq", layout.MSG_ERROR, layout.VERSION, layout.NO_SLOT, 0, ENOTDIR)
+
+    def answer(message: bytes) -> bytes:
+        (kind,) = struct.unpack_from("<I", message)
+        name = message[layout.MESSAGE_ALLOCATION :].split(b"\0", 1)[0].decode()
+        if kind == layout.MSG_ADD and (run_dir / "leases" / name).is_symlink():
+            return refusal.ljust(layout.MESSAGE_SIZE, b"\0")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(str(own))
+            line.send(message)
+            reply = bytearray(line.recv(layout.PROCESS_LIST_SIZE))
+        (flags,) = struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)
+        struct.pack_into("<I", reply, layout.MESSAGE_TURN_FLAGS, flags & ~layout.LIST_LINKS)
+        return bytes(reply)
+
+    def serve() -> None:
+        with suppress(OSError):  # the listener is shut down
+            while True:
+                line, _ = listener.accept()
+                with line, suppress(OSError, struct.error):  # the arbiter or the client has ended
+                    line.send(answer(line.recv(layout.MESSAGE_SIZE)), socket.MSG_NOSIGNAL)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(earlier))
+        listener.listen(100)
+        own.hardlink_to(control)
+        earlier.replace(control)
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_an_arbiter_that_runs_since_before_an_upgrade_serves_new_tenants(make_node: NodeMaker) -> None:
+    node = make_node()
+    (node.run_dir / "tenants" / "0" / "leases").mkdir(parents=True)
+    node.start()
+    leases = node.run_dir / "leases"
+    first, linked = holding(node)
+    (leases / linked).readlink()
+    with earlier_arbiter(node.run_dir):
+        second, plain = holding(node)
+        assert not (leases / plain).is_symlink()
+        with client(node) as calls:
+            eventually(
+                lambda: list(calls.get_allocation(plain).use[0].pids) == [second.process.pid],
+                "the arbiter serves the tenant",
+            )
+        (arbiter,) = helper_pids(node, "vgpud-arbiter").values()
+        os.kill(arbiter, signal.SIGKILL)
+        eventually(
+            lambda: helper_pids(node, "vgpud-arbiter").get("vgpud-arbiter", arbiter) != arbiter, "it is back"
+        )
+    third, later = holding(node)
+    assert (leases / later).is_symlink()
+    for tenant in (first, second, third):
+        assert tenant.end()[0] == 0
+    eventually(lambda: states(node) == {}, "everything is released")
+    assert list(leases.iterdir()) == []
 
 
 def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) -> None:

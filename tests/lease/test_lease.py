@@ -186,7 +186,7 @@ def test_the_error_for_a_full_lease_file_system_says_what_may_fill_it(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("vgpud.lease.pages.os.ftruncate", full)
-    with pytest.raises(VgpuError, match="no space left on device") as refused:
+    with pytest.raises(VgpuError, match=f"lease of a1 in {tmp_path}: no space left on device") as refused:
         write_lease(tmp_path, "a1", DEVICES, UID, GID)
     assert "lsof +L1" in refused.value.hint
 

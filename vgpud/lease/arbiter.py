@@ -90,6 +90,13 @@ class ArbiterClient:
         refusal = _refusal(reply) if flags & layout.LIST_REFUSED else ""
         return Registered(pids, cuts, shut != 0, refusal, flags & layout.LIST_PAUSED != 0)
 
+    def follows_links(self, allocation: str) -> bool:
+        """Whether the arbiter serves a lease whose folder is a link (homes.py). One that runs since before an
+        upgrade does not. Raises as `add` does.
+        """
+        (flags,) = struct.unpack_from("<I", self._ask(layout.MSG_LIST, allocation), layout.MESSAGE_TURN_FLAGS)
+        return flags & layout.LIST_LINKS != 0
+
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)
         (kind,) = struct.unpack_from("<I", reply)

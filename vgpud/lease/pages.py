@@ -162,12 +162,15 @@ def _state(away: bool) -> int:
     return layout.LEASE_SUSPENDED if away else layout.LEASE_OPEN
 
 
-def lease_home(root: Path, allocation: str, user: int) -> Path:
+def lease_home(root: Path, allocation: str, user: int, links: bool = True) -> Path:
     """The folder in which the lease is, or is to be made: `root`, or one on a file system of the user
-    (homes.py). `user` is the uid that the tenant counts as, or ANYONE. Raises VgpuError LEASE_FAILED.
+    (homes.py). `user` is the uid that the tenant counts as, or ANYONE. `links`: whether the arbiter serves a
+    lease that is not in `root`. Raises VgpuError LEASE_FAILED.
     """
     if (root / allocation).exists():
         return place_of(root / allocation).parent
+    if not links:
+        return root
     try:
         return home_for(root, f"of-{allocation}" if user == ANYONE else str(user))
     except OSError as error:
@@ -209,7 +212,7 @@ def write_lease(
         draft.rename(folder)
         link(root, allocation)
     except OSError as error:
-        raise lease_failed(f"write the lease of {allocation}", error) from error
+        raise lease_failed(f"write the lease of {allocation} in {root}", error) from error
     return _files(folder)
 
 

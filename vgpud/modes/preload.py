@@ -312,8 +312,9 @@ class Preload:
         owner, limits = allocation.request.owner, self._limits(allocation)
         if (self._leases / allocation.id).exists():
             await note_moved(self._leases / allocation.id, [device.uuid for device in limits])
+        links = await self._order(ArbiterClient.follows_links, allocation.id)
         lease = write_lease(
-            lease_home(self._leases, allocation.id, allocation.request.counts_for.uid),
+            lease_home(self._leases, allocation.id, allocation.request.counts_for.uid, links),
             allocation.id,
             limits,
             uid=owner.uid,
