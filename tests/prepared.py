@@ -7,6 +7,7 @@ has its own forking process.
 """
 
 import atexit
+import ctypes
 import gc
 import json
 import logging
@@ -36,7 +37,10 @@ _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 # them `vgpuctl run` may print an error: during its exec the kernel refuses (EAGAIN) a thread that gRPC
 # starts.
 _GRPC = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+User = tuple[int, int, Sequence[int]]  # uid, gid, supplementary groups
 _MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
+# linux/prctl.h and linux/capability.h
+_PR_SET_KEEPCAPS, _CAPABILITY_VERSION_3, _DAC_READ_SEARCH = 8, 0x20080522, 1 << 2
 
 
 class Forked:
@@ -141,6 +145,7 @@ def ctl(
     loader: Mapping[str, str] | None = None,
     *,
     pipe: bool = False,
+    user: User | None = None,
 ) -> Command:
     """Starts vgpuctl. Its standard error is a file, or a pipe on request. The forking process is that of
     `loader` if given, because vgpuctl itself loads no library of a node.
@@ -153,7 +158,7 @@ def ctl(
     else:
         errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
         stderr = os.dup(errors.fileno())
-    told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, stderr), loader)
+    told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, stderr), loader, user)
     for number in (stdin, stdout, stderr):
         os.close(number)
     return Command(told, os.fdopen(ours, "w"), os.fdopen(theirs), errors)
@@ -165,11 +170,12 @@ def _fork(
     environment: Mapping[str, str],
     files: tuple[int, int, int],
     loader: Mapping[str, str] | None = None,
+    user: User | None = None,
 ) -> socket.socket:
     """Forks a process with `files` as its standard input, output and error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        asked = json.dumps([module, list(arguments), dict(environment), str(ROOT)]).encode()
+        asked = json.dumps([module, list(arguments), dict(environment), str(ROOT), user]).encode()
         line = _line(environment if loader is None else loader)
         socket.send_fds(line, [asked], [theirs.fileno(), *files])
     return ours
@@ -284,8 +290,10 @@ def _serve(line: socket.socket) -> int:
             other.close()
         os.close(ended)
         os.close(wake)
-        module, arguments, environment, folder = json.loads(asked)
+        module, arguments, environment, folder, user = json.loads(asked)
         os.chdir(folder)
+        if user is not None:
+            _change_user(*user)
         _become(module, arguments, environment, fds[1:])
 
 
@@ -296,6 +304,20 @@ def _tell(running: dict[int, socket.socket]) -> None:
         if ended:
             with running.pop(pid), suppress(BrokenPipeError):
                 tell.send(str(status).encode())
+
+
+def _change_user(uid: int, gid: int, groups: list[int]) -> None:
+    """Does what the command of otheruser.as_user does, except that an exec drops the capability."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    kept = libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setresuid(uid, uid, uid)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    # the effective, permitted and inheritable capabilities, by their lower and their upper 32 bits
+    only = (ctypes.c_uint32 * 6)(_DAC_READ_SEARCH, _DAC_READ_SEARCH, 0, 0, 0, 0)
+    if kept != 0 or libc.capset(header, only) != 0:
+        raise OSError(ctypes.get_errno(), "cannot keep CAP_DAC_READ_SEARCH")
 
 
 def _become(module: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> NoReturn:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import prepared
 from tests.conditions import needs
 from tests.demo.node import ROOT, DemoNode
 from tests.e2e.conftest import NodeMaker
@@ -25,6 +26,7 @@ pytestmark = needs("root")
 GROUP = grp.getgrnam("games")
 ALICE = pwd.getpwnam("nobody").pw_uid
 BOB = pwd.getpwnam("daemon").pw_uid
+RUN = ("-m", "vgpud.ctl", "run")
 ASK = ("alloc", "--isolation", "quota", "--memory", "1GiB", "--device", "0")
 
 
@@ -52,15 +54,17 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Runs `vgpuctl WORDS` as this user. `member` puts the process into the group of the tenants' socket."""
     extra = {"VGPUD_SOCKET": str(node.run_dir / socket)} if socket else {}
-    return run_as(node, uid, member, extra, sys.executable, "-m", "vgpud.ctl", *words)
+    user = (uid, pwd.getpwuid(uid).pw_gid, [GROUP.gr_gid] if member else [])
+    command = prepared.ctl(words, node.environment | extra, user=user)
+    said, errors = command.communicate(timeout=300)
+    return subprocess.CompletedProcess(words, command.wait(), said, errors)
 
 
-def run_as(
-    node: DemoNode, uid: int, member: bool, extra: dict[str, str], *words: str
-) -> subprocess.CompletedProcess[str]:
+def run_as(node: DemoNode, uid: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments as a member of the group."""
     return subprocess.run(
-        [*as_user(uid, pwd.getpwuid(uid).pw_gid, [GROUP.gr_gid] if member else []), *words],
-        env=node.environment | extra,
+        [*as_user(uid, pwd.getpwuid(uid).pw_gid, [GROUP.gr_gid]), sys.executable, *words],
+        env=node.environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -113,7 +117,7 @@ def test_a_member_of_the_group_controls_only_its_own_allocations(node: DemoNode)
     refused = call(node, BOB, "release", "--force", allocation, member=True)
     assert refused.returncode == 4, refused.stderr
     assert "E202" in refused.stderr
-    tried = run_as(node, BOB, True, {}, sys.executable, "-c", CHANGES, allocation)
+    tried = run_as(node, BOB, "-c", CHANGES, allocation)
     told = [line.split(" ", 2) for line in tried.stdout.splitlines()]
     verbs = ["release", "resize", "suspend", "resume", "move", "pause", "unpause"]
     assert [(verb, code) for verb, code, _ in told] == [(verb, "NOT_OWNER") for verb in verbs], tried
@@ -177,15 +181,7 @@ def test_a_reload_refuses_a_policy_that_a_user_can_change(node: DemoNode) -> Non
         os.chown(draft, uid, -1)
         for verb in (["check", str(draft)], ["diff", str(draft)]):
             assert "warning: vgpud would refuse it here: " in node.ctl("policy", *verb).stderr
-        check = subprocess.run(
-            [sys.executable, "-m", "vgpud.daemon", "--check"],
-            env=node.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=ROOT,
-            check=False,
-        )
+        check = prepared.ended_daemon(node.environment, "--check")
         assert check.returncode == 78
         assert told in check.stderr
     os.chown(config, before.st_uid, before.st_gid)
@@ -211,7 +207,7 @@ def test_root_allocates_for_another_owner(node: DemoNode) -> None:
 
 
 def test_a_member_of_the_group_runs_a_program_under_its_limit(node: DemoNode) -> None:
-    done = call(node, ALICE, "run", *ASK[1:], "--", PROBE, "fill", "--piece", "32MiB", member=True)
+    done = run_as(node, ALICE, *RUN, *ASK[1:], "--", PROBE, "fill", "--piece", "32MiB")
     assert done.returncode == 0, done.stderr
     filled = json.loads(done.stdout.splitlines()[0])
     assert filled["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -232,7 +228,7 @@ def test_tenants_reach_their_leases_under_a_daemon_with_umask_0077(make_node: No
         os.umask(before)
     for isolation in ("quota", "compute"):
         asked = ("--isolation", isolation, "--memory", "1GiB", "--device", "0")
-        ran = call(node, ALICE, "run", *asked, "--", PROBE, "info", member=True)
+        ran = run_as(node, ALICE, *RUN, *asked, "--", PROBE, "info")
         assert ran.returncode == 0, (isolation, ran.stdout, ran.stderr)
     assert node.stop() == 0
 
