@@ -21,21 +21,19 @@ def killed(node: DemoNode, error: VgpuError) -> None:
     assert node.daemon.wait(300) == -9
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_layout_change_killed_after_a_step_is_finished_by_the_next_start(
-    node: DemoNode, point: str
-) -> None:
+def test_a_layout_change_killed_after_a_step_is_finished_by_the_next_start(node: DemoNode) -> None:
     node.start()
-    apply(node, "1g.18gb@0 1g.18gb@1")
-    kept = device(node).instances[0].uuids[0]
-    node.stop()
-    node.start(fault_point=f"mig-apply.{point}")
-    with client(node) as calls, pytest.raises(VgpuError) as cut:
-        calls.apply_mig(target(" ".join(sorted(AFTER))))
-    killed(node, cut.value)
-    node.start()
-    assert standing(node) == AFTER
-    assert kept in {uuid for i in device(node).instances for uuid in i.uuids}, "what both have ran on"
+    for point in POINTS:
+        apply(node, "1g.18gb@0 1g.18gb@1")
+        kept = device(node).instances[0].uuids[0]
+        node.stop()
+        node.start(fault_point=f"mig-apply.{point}")
+        with client(node) as calls, pytest.raises(VgpuError) as cut:
+            calls.apply_mig(target(" ".join(sorted(AFTER))))
+        killed(node, cut.value)
+        node.start()
+        assert standing(node) == AFTER, point
+        assert kept in {uuid for i in device(node).instances for uuid in i.uuids}, "what both have ran on"
 
 
 def test_a_start_killed_while_it_applies_a_layout_is_repeated(make_node: NodeMaker) -> None:
@@ -49,24 +47,22 @@ def test_a_start_killed_while_it_applies_a_layout_is_repeated(make_node: NodeMak
     assert len(standing(node)) == 7
 
 
-@pytest.mark.parametrize("point", ["clear-instance", "attach-0", "commit"])
-def test_a_request_killed_while_it_moves_idle_instances_is_finished(make_node: NodeMaker, point: str) -> None:
+def test_a_request_killed_while_it_moves_idle_instances_is_finished(make_node: NodeMaker) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.dynamic = true\n')
     node.start()
-    apply(node, "1g.18gb@0")
-    node.stop()
-    node.start(fault_point=f"allocate.{point}")
-    with pytest.raises(VgpuError) as cut:
-        allocate(node, "4g.71gb", request_id="r")
-    killed(node, cut.value)
-    node.start()
-    expected = {"4g.71gb@0"} if point == "commit" else {"1g.18gb@0"}
-    assert standing(node) == expected, "the idle one is back where it can be"
-    held = allocate(node, "4g.71gb", request_id="r")
-    assert place(held) == "4g.71gb@0"
-    with client(node) as calls:
-        calls.release(held.id)
-        steps = [
-            c.kind for c in calls.plan_mig(pb.MigRequest(targets=[pb.MigTarget(layout=["auto"])])).changes
-        ]
-    assert "create" not in steps
+    for point in ("clear-instance", "attach-0", "commit"):
+        apply(node, "1g.18gb@0")
+        node.stop()
+        node.start(fault_point=f"allocate.{point}")
+        with pytest.raises(VgpuError) as cut:
+            allocate(node, "4g.71gb", request_id=point)
+        killed(node, cut.value)
+        node.start()
+        expected = {"4g.71gb@0"} if point == "commit" else {"1g.18gb@0"}
+        assert standing(node) == expected, "the idle one is back where it can be"
+        held = allocate(node, "4g.71gb", request_id=point)
+        assert place(held) == "4g.71gb@0"
+        with client(node) as calls:
+            calls.release(held.id)
+            auto = pb.MigRequest(targets=[pb.MigTarget(layout=["auto"])])
+            assert "create" not in [change.kind for change in calls.plan_mig(auto).changes], point

@@ -207,30 +207,32 @@ def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
     return prepared.ended_daemon(node.environment, "--restore")
 
 
-@pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
-def test_mig_instances_made_outside_vgpud_are_kept(
-    make_node: NodeMaker, foreign: str, lent: int, removed: int
+def test_mig_instances_made_outside_vgpud_are_kept_unless_the_policy_lends_or_removes_them(
+    node: DemoNode,
 ) -> None:
-    node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=14, start=0, size=2, compute=1)
+    for foreign in ("keep", "lend", "remove"):
+        (node.folder / "etc" / "vgpud.toml").write_text(
+            f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n'
+        )
+        node.start()
+        (theirs,) = device(node).instances
+        assert (theirs.own, theirs.profile_name, theirs.placement.start) == (False, "2g.35gb", 0)
+        held = allocate(node, "2g.35gb")
+        assert (place(held) == "2g.35gb@0") == (foreign == "lend")
+        release(node, held.id)
+        assert standing(node) == {"2g.35gb@0"}, "what others made stays, lent or not"
+        if foreign == "remove":
+            assert place(allocate(node, "4g.71gb")) == "4g.71gb@0"
+        else:
+            with pytest.raises(VgpuError) as full:
+                allocate(node, "4g.71gb")
+            assert full.value.code is ErrorCode.NO_CAPACITY
+            assert any("was not made by vgpud" in line for line in full.value.details)
+        node.kill()
     node.start()
-    (theirs,) = device(node).instances
-    assert (theirs.own, theirs.profile_name) == (False, "2g.35gb")
-    held = allocate(node, "2g.35gb")
-    assert (place(held) == "2g.35gb@0") == bool(lent)
-    release(node, held.id)
-    assert standing(node) == {"2g.35gb@0"}, "what others made stays, lent or not"
-    if removed:
-        assert place(allocate(node, "4g.71gb")) == "4g.71gb@0"
-    else:
-        with pytest.raises(VgpuError) as full:
-            allocate(node, "4g.71gb")
-        assert full.value.code is ErrorCode.NO_CAPACITY
-        assert any("was not made by vgpud" in line for line in full.value.details)
-    node.kill()
-    node.start()
-    assert ("2g.35gb@0" in standing(node)) != bool(removed)
+    assert "2g.35gb@0" not in standing(node)
 
 
 def test_a_gpu_instance_without_its_compute_instance_is_completed_for_the_next_tenant(node: DemoNode) -> None:
@@ -262,17 +264,22 @@ def test_a_layout_that_needs_a_reset_of_an_ampere_card_is_refused_unless_the_pol
     assert (shown.current, shown.pending, shown.origin) == (False, False, ""), "the request was taken back"
 
 
-def test_an_ampere_card_is_reset_to_switch_mig_mode_if_the_policy_allows_it(make_node: NodeMaker) -> None:
-    node = make_node("a100x8", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
+def resets(node: DemoNode, index: int) -> None:
+    """Gives the node an nvidia-smi that resets this device."""
     tools = node.folder / "tools"
     tools.mkdir()
     program = tools / "nvidia-smi"
     program.write_text(
         '#!/bin/sh\n[ "$1 $2" = "--gpu-reset -i" ] || exit 1\n'
-        f'exec {BUILD}/bin/vgpu-sim reset --state "$VGPU_SIM_STATE" 0\n'
+        f'exec {BUILD}/bin/vgpu-sim reset --state "$VGPU_SIM_STATE" {index}\n'
     )
     program.chmod(0o755)
     node.environment["PATH"] = f"{tools}:{node.environment['PATH']}"
+
+
+def test_an_ampere_card_is_reset_to_switch_mig_mode_if_the_policy_allows_it(make_node: NodeMaker) -> None:
+    node = make_node("a100x8", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
+    resets(node, 0)
     node.start()
     apply(node, "all-balanced")
     assert len(standing(node)) == 4
@@ -401,27 +408,15 @@ def test_mig_mode_disabled_by_hand_is_enabled_again(node: DemoNode) -> None:
     assert standing(node) == {"1g.18gb@6"}
 
 
-@pytest.mark.parametrize("profile", ["h200x8", "a100x8", "mixed"])
-def test_every_card_of_a_node_can_be_given_each_of_its_mig_profiles(
-    make_node: NodeMaker, profile: str
-) -> None:
-    """The placements come from the driver's lists, for cards of 7 and 4 slices, with +me and other
-    variants.
+def test_every_card_of_a_node_can_be_given_each_of_its_mig_profiles(make_node: NodeMaker) -> None:
+    """The placements come from the driver's lists, with +me and other variants. The cards are those of all
+    simulated nodes.
     """
-    node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
-    tools = node.folder / "tools"
-    tools.mkdir()
-    (tools / "nvidia-smi").write_text(
-        "#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do\n"
-        f'{BUILD}/bin/vgpu-sim reset --state "$VGPU_SIM_STATE" $i 2>/dev/null\n'
-        "done; exit 0\n"
-    )
-    (tools / "nvidia-smi").chmod(0o755)
-    node.environment["PATH"] = f"{tools}:{node.environment['PATH']}"
+    node = make_node("mixed", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
+    resets(node, 2)  # the A100
     node.start()
     with client(node) as calls:
         cards = list(calls.list_mig().devices)
-        assert cards
         seen: set[str] = set()
         for card in cards:
             if card.name in seen:
@@ -433,3 +428,4 @@ def test_every_card_of_a_node_can_be_given_each_of_its_mig_profiles(
                 assert len(standing(node, card.device_index)) >= 1, words
             calls.apply_mig(target("all-balanced", card.device_index))
             assert len(standing(node, card.device_index)) >= 3
+    assert seen == {"NVIDIA H200", "NVIDIA A100-SXM4-40GB"}

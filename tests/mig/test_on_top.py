@@ -174,21 +174,19 @@ def test_vgpuctl_mps_ls_shows_the_mps_daemon_of_a_mig_instance(node: DemoNode) -
     assert daemon.client_limit == 48 * 2 // 7
 
 
-@pytest.mark.parametrize("isolation", ["quota", "compute"])
-def test_an_interrupted_allocation_inside_a_mig_instance_leaves_nothing_behind(
-    make_node: NodeMaker, isolation: str
-) -> None:
+def test_an_interrupted_allocation_inside_a_mig_instance_leaves_nothing_behind(make_node: NodeMaker) -> None:
     node = make_node(policy=POLICY)
     node.start(fault_point="allocate.attach-0")
-    with contextlib.suppress(VgpuError):
-        part(node, isolation, index=1, share_percent=None if isolation == "quota" else 40.0)
-    assert node.daemon is not None
-    node.daemon.wait(300)
-    node.start()
-    assert states(node) == {}
-    eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")
-    assert not helper_pids(node, "vgpud-mps@")
-    assert not list((node.run_dir / "leases").iterdir())
+    for isolation, share, following in (("quota", None, "allocate.attach-0"), ("compute", 40.0, "")):
+        with contextlib.suppress(VgpuError):
+            part(node, isolation, index=1, share_percent=share)
+        assert node.daemon is not None
+        node.daemon.wait(300)
+        node.start(fault_point=following)
+        assert states(node) == {}, isolation
+        eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")
+        assert not helper_pids(node, "vgpud-mps@"), isolation
+        assert not list((node.run_dir / "leases").iterdir()), isolation
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])

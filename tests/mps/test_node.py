@@ -265,25 +265,39 @@ def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
     """vgpud is killed after it has started an MPS daemon that does not accept clients yet. The next vgpud
     adopts or ends this daemon.
     """
+    node = make(policy=QUICK)
     for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
-        node = make(policy=QUICK)
         with contextlib.suppress(RuntimeError, VgpuError):
             node.start(fault_point=point)
-            share(node, 2, 40, request_id="one")
+            share(node, 2, 40, request_id=point)
         assert node.daemon is not None
         node.daemon.wait(timeout=300)
         node.start()
-        held = share(node, 2, 40, request_id="one")
+        held = share(node, 2, 40, request_id=point)
         assert GIB < filled(node, held) < 2 * GIB
         assert len(helper_pids(node, "vgpud-mps@")) == 1
         release(node, held.id)
         assert helper_pids(node, "vgpud-mps@") == {}
+        node.stop()
 
 
-def test_a_program_cannot_use_cuda_after_its_mps_allocation_is_released(make: NodeMaker) -> None:
+def test_the_edits_of_an_mps_allocation_name_nothing_of_others_and_give_no_cuda_after_its_release(
+    make: NodeMaker,
+) -> None:
     node = make(policy=QUICK)
     node.start()
     held, other = share(node, 1, 10), share(node, 1, 10)
+    assert other.id not in str(held.edits)
+    sources = {m.container_path: Path(m.host_path) for m in held.edits.mounts}
+    assert set(sources) == {
+        "/run/vgpu/mps",
+        "/run/vgpu/mps-tenant",
+        "/run/vgpu/libvgpu-guard.so",
+    }, "nothing of the host's but what is MPS's: /dev/shm has the files of every user"
+    assert all(path.exists() for path in sources.values())
+    assert all(mount.read_only for mount in held.edits.mounts), "a container can fill no folder of the host"
+    assert not list(sources["/run/vgpu/mps"].glob("**/*log*/*"))
+    assert (BUILD / "lib" / "libvgpu-guard.so").exists()
     release(node, held.id)
     assert result(node, held) == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     assert result(node, other) == "held"
@@ -315,16 +329,28 @@ def listed(node: DemoNode) -> list[pb.Allocation]:
 
 
 @pytest.mark.parametrize("users", ["queue", "multi"])
-def test_the_policy_admits_a_second_mps_user(make: NodeMaker, users: str) -> None:
+def test_the_policy_admits_a_second_mps_user_and_only_holders_of_a_share_reach_the_pipes(
+    make: NodeMaker, users: str
+) -> None:
     node = make(policy=QUICK + f'users = "{users}"\n')
     node.start()
-    share(node, 1, 10, owner_uid=1000, owner_gid=1000)
+    first = share(node, 1, 10, owner_uid=1000, owner_gid=1000)
     share(node, 1, 10, owner_uid=1001, owner_gid=1001)
     with client(node) as calls:
         (daemon,) = calls.list_mps().daemons
     assert daemon.multi_user == (users == "multi")
     waits = "programs of uid 1001 wait while any of uid 1000 run"
     eventually(lambda: (waits in node.log.read_text()) == (users == "queue"), "who waits was not said")
+    folder = Path(first.edits.host_env["CUDA_MPS_PIPE_DIRECTORY"]).parents[1]
+
+    def reach() -> list[int]:
+        entries = struct.iter_unpack("<HHI", os.getxattr(folder, "system.posix_acl_access")[4:])
+        return [uid for tag, _, uid in entries if tag == 2]
+
+    assert reach() == [1000, 1001]
+    assert folder.stat().st_mode & 0o7 == 0
+    release(node, first.id)
+    assert reach() == [1001]
 
 
 def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
@@ -434,23 +460,6 @@ def test_the_compute_mode_is_exclusive_under_mps_and_restored_afterwards(make: N
     eventually(lambda: mode() == "default", "the compute mode was not put back")
 
 
-def test_only_holders_of_a_share_reach_the_mps_pipes(make: NodeMaker) -> None:
-    node = make(policy=QUICK + 'users = "queue"\n')
-    node.start()
-    first = share(node, 1, 10, owner_uid=4001, owner_gid=4001)
-    share(node, 1, 10, owner_uid=4002, owner_gid=4002)
-    folder = Path(first.edits.host_env["CUDA_MPS_PIPE_DIRECTORY"]).parents[1]
-
-    def users() -> list[int]:
-        entries = struct.iter_unpack("<HHI", os.getxattr(folder, "system.posix_acl_access")[4:])
-        return [uid for tag, _, uid in entries if tag == 2]
-
-    assert users() == [4001, 4002]
-    assert folder.stat().st_mode & 0o7 == 0
-    release(node, first.id)
-    assert users() == [4002]
-
-
 def test_mps_limits_that_another_program_changed_are_set_again_and_reported(make: NodeMaker) -> None:
     """An attack: on branch 535 any program that reaches the pipe can set limits. Here root sets them."""
     node = make(policy=QUICK)
@@ -477,21 +486,3 @@ def test_mps_limits_that_another_program_changed_are_set_again_and_reported(make
 
     eventually(is_told, "an event tells of the change")
     assert "set MPS limits" in node.log.read_text()
-
-
-def test_the_edits_of_an_mps_allocation_name_nothing_of_other_tenants(make: NodeMaker) -> None:
-    node = make(policy=QUICK)
-    node.start()
-    one, two = share(node, 1, 10), share(node, 1, 10)
-    text = str(one.edits)
-    assert two.id not in text
-    sources = {m.container_path: Path(m.host_path) for m in one.edits.mounts}
-    assert set(sources) == {
-        "/run/vgpu/mps",
-        "/run/vgpu/mps-tenant",
-        "/run/vgpu/libvgpu-guard.so",
-    }, "nothing of the host's but what is MPS's: /dev/shm has the files of every user"
-    assert all(path.exists() for path in sources.values())
-    assert all(mount.read_only for mount in one.edits.mounts), "a container can fill no folder of the host"
-    assert not list(sources["/run/vgpu/mps"].glob("**/*log*/*"))
-    assert (BUILD / "lib" / "libvgpu-guard.so").exists()

@@ -106,22 +106,24 @@ def test_an_mps_daemon_without_partitions_finds_no_partition_names_of_an_earlier
     assert sms(node, held) == 66 and not name_file(held).exists()
 
 
-@pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit", "release.record-intent"])
-def test_a_crash_leaves_no_static_partition_behind(make: NodeMaker, point: str) -> None:
+def test_a_crash_leaves_no_static_partition_behind(make: NodeMaker) -> None:
     node = make(policy=DIVIDED, driver="595")
-    node.start()
-    held = share(node, 1, 25)
-    node.kill()
-    node.start(fault_point=point)
-    with pytest.raises(VgpuError):
-        share(node, 1, 75, request_id="one")
-        release(node, held.id)
-    assert node.daemon is not None
-    node.daemon.wait(timeout=300)
-    node.start()
-    again = share(node, 1, 75, request_id="one")
-    assert sms(node, again) == 96
-    assert len(partitions(node, again).ids) == len(states_of(node))
+    for point in ("allocate.attach-0", "allocate.commit", "release.record-intent"):
+        node.start()
+        held = share(node, 1, 25)
+        node.kill()
+        node.start(fault_point=point)
+        with pytest.raises(VgpuError):
+            share(node, 1, 75, request_id=point)
+            release(node, held.id)
+        assert node.daemon is not None
+        node.daemon.wait(timeout=300)
+        node.start()
+        again = share(node, 1, 75, request_id=point)
+        assert sms(node, again) == 96, point
+        assert len(partitions(node, again).ids) == len(states_of(node)), point
+        release(node, *states_of(node))
+        node.stop()
 
 
 def states_of(node: DemoNode) -> list[str]:
