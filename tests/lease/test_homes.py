@@ -1,6 +1,7 @@
 """A user's tenants use up no file system that another user's leases are on."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.native.harness import GIB, GID, MIB, PROBE, UID, UUIDS
 from tests.simnode import ROOT
 from vgpud.lease import DeviceLimits, lease_home, list_leases, remove_lease, write_lease
 from vgpud.lease.homes import home_for
+from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import ANYONE
 
 DEVICES = (DeviceLimits(UUIDS[0], GIB),)
@@ -32,6 +34,7 @@ from pathlib import Path
 from tests.lease.test_homes import lease
 from vgpud import lease_layout as layout
 from vgpud.lease import remove_lease
+from vgpud.model.tenancy import ANYONE
 root = Path(sys.argv[1]) / "leases"
 root.mkdir()
 def grown(folder, after_its_end):
@@ -61,6 +64,16 @@ def mounted(folder: Path, script: str) -> None:
     words = ["unshare", "-m", "sh", "-ec", MOUNT, "sh", str(folder), sys.executable, PRELUDE + script]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@needs("root", "namespaces")
+def test_a_container_of_root_that_fills_a_file_system_takes_no_page_of_another(tmp_path: Path) -> None:
+    script = """
+there, hostile = lease(root, "there", 0), lease(root, "hostile", 0)
+held = grown(hostile, True)
+every_page(there)
+"""
+    mounted(tmp_path, script)
 
 
 @needs("root", "namespaces")
@@ -109,6 +122,26 @@ assert lease(root, "fifth", 7005).parent == first.parent
     mounted(tmp_path, script)
 
 
+@needs("root", "namespaces")
+def test_a_user_that_shares_a_file_system_gets_an_empty_one_with_a_later_lease(tmp_path: Path) -> None:
+    script = """
+first = os.open(lease(root, "first", ANYONE) / "usage", os.O_RDONLY)
+second = os.open(lease(root, "second", 7002) / "usage", os.O_RDONLY)
+places = {os.fstat(first).st_dev, os.fstat(second).st_dev}
+assert len(places) == 2
+for name in ("first", "second"):
+    asyncio.run(remove_lease(root, name))
+guest = lease(root, "guest", 7003)
+kept, ended = (first, second) if guest.stat().st_dev == os.fstat(first).st_dev else (second, first)
+assert lease(root, "guest-2", 7003).parent == guest.parent
+os.close(ended)
+alone = lease(root, "guest-3", 7003)
+assert alone.parent != guest.parent
+assert lease(root, "guest-4", 7003).parent == alone.parent
+"""
+    mounted(tmp_path, script)
+
+
 def made_homes(run_dir: Path) -> list[Path]:
     """Folders in place of file systems, which count as never empty."""
     (run_dir / "leases").mkdir()
@@ -118,7 +151,7 @@ def made_homes(run_dir: Path) -> list[Path]:
     return made
 
 
-def test_users_and_containers_share_the_file_systems_with_the_fewest_users(tmp_path: Path) -> None:
+def test_users_and_containers_share_the_file_systems_with_the_fewest_leases(tmp_path: Path) -> None:
     homes, root = made_homes(tmp_path), tmp_path / "leases"
     places = [lease(root, f"a{number}", ANYONE).parent.parent for number in range(4)]
     assert sorted(places) == sorted(homes * 2)
@@ -128,10 +161,45 @@ def test_users_and_containers_share_the_file_systems_with_the_fewest_users(tmp_p
         assert home_for(root, "7001") == own
 
 
+def test_a_container_leaves_no_name_on_the_file_system(tmp_path: Path) -> None:
+    homes, root = made_homes(tmp_path), tmp_path / "leases"
+    lease(root, "a1", ANYONE)
+    asyncio.run(remove_lease(root, "a1"))
+    assert [path for home in homes for path in home.parent.iterdir() if path != home] == []
+
+
+def test_a_lease_whose_link_cannot_be_made_leaves_nothing_and_can_be_made_later(tmp_path: Path) -> None:
+    homes, root = made_homes(tmp_path), tmp_path / "leases"
+    root.rmdir()
+    with pytest.raises(VgpuError):
+        lease(root, "a1", UID)
+    assert [path for home in homes for path in home.iterdir()] == []
+    root.mkdir()
+    folder = lease(root, "a1", UID)
+    (root / "a1").unlink()
+    assert write_lease(folder.parent, "a1", DEVICES, UID, GID) == folder
+    assert (root / "a1").resolve() == folder
+
+
+def test_a_lease_that_cannot_be_written_leaves_nothing_on_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes, root = made_homes(tmp_path), tmp_path / "leases"
+
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(VgpuError):
+        patched.setattr("vgpud.lease.pages.os.ftruncate", full)
+        lease(root, "a1", UID)
+    asyncio.run(remove_lease(root, "a1"))
+    assert [path for home in (root, *homes) for path in home.iterdir()] == []
+
+
 def test_what_interrupted_writes_and_removals_leave_on_a_file_system_is_removed(tmp_path: Path) -> None:
     homes, root = made_homes(tmp_path), tmp_path / "leases"
     for name in ("kept", "unlinked", "gone"):
-        lease(root, name, UID)
+        lease(root, name, UID, 7001)
     (home,) = (home for home in homes if any(home.iterdir()))
     (root / "unlinked").unlink()
     (home / "gone").rename(home / ".gone.new")

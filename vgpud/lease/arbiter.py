@@ -95,7 +95,7 @@ class ArbiterClient:
         upgrade does not. Raises as `add` does.
         """
         (flags,) = struct.unpack_from("<I", self._ask(layout.MSG_LIST, allocation), layout.MESSAGE_TURN_FLAGS)
-        return flags & layout.LIST_LINKS != 0
+        return bool(flags & layout.LIST_LINKS)
 
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)

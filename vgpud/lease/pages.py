@@ -172,7 +172,8 @@ def lease_home(root: Path, allocation: str, user: int, links: bool = True) -> Pa
     if not links:
         return root
     try:
-        return home_for(root, f"of-{allocation}" if user == ANYONE else str(user))
+        # containers of different people run as root
+        return home_for(root, "" if user in (0, ANYONE) else str(user))
     except OSError as error:
         raise lease_failed(f"choose a file system for the lease of {allocation}", error) from error
 
@@ -198,11 +199,12 @@ def write_lease(
     """
     folder = root / allocation
     body = _pack_body(allocation, _state(away), devices, memory, paused=paused)
+    draft = root / f".{allocation}.new"
     try:
+        link(root, allocation)  # first, because a removal finds the folder by it
         if folder.exists():
             _rewrite(folder, body)
             return _files(folder)
-        draft = root / f".{allocation}.new"
         shutil.rmtree(draft, ignore_errors=True)
         _make_folder(draft, 0o700 if uid == ANYONE else _NOT_LISTED)
         inner = _files(draft)
@@ -210,8 +212,8 @@ def write_lease(
             _make_folder(inner, _NOT_LISTED)
         _fill(inner, body, uid, gid)
         draft.rename(folder)
-        link(root, allocation)
     except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
         raise lease_failed(f"write the lease of {allocation} in {root}", error) from error
     return _files(folder)
 
