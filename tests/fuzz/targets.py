@@ -457,6 +457,7 @@ TARGETS = {
     "api-server": Target(
         check_api_server,
         dumped(st.fixed_dictionaries({"items": st.lists(SLICE, max_size=2)}) | SLICE | test_claims.ANY_JSON),
+        runs=50,
     ),
     "arbiter-answer": Target(
         check_arbiter_answer,

@@ -6,9 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpud.ctl.mig_parted import read
 from vgpud.model.errors import ErrorCode, VgpuError
 
@@ -58,6 +59,7 @@ def check(path: Path, content: bytes, config: str | None = None) -> None:
         assert config in (None, name)
 
 
+@settings(max_examples=examples(20))
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 @example(b"2001-99-99")  # this text has the form of a date, but is invalid
 @example(b"0b_")  # this text has the form of a number, but is invalid
@@ -69,6 +71,7 @@ def test_any_bytes_in_a_mig_parted_file_are_understood_or_refused(path: Path, co
     check(path, b"version: v1\nmig-configs:\n  c:\n  - " + content, "c")
 
 
+@settings(max_examples=examples(25))
 @given(FILE | JSON)
 def test_any_document_in_a_mig_parted_file_is_understood_or_refused(path: Path, document: object) -> None:
     check(path, json.dumps(document).encode())  # JSON is valid YAML

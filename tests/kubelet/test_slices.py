@@ -5,6 +5,7 @@ scheduler makes from them.
 import asyncio
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -130,22 +131,19 @@ def test_resource_slices_are_listed_again_only_after_their_watch_has_reported_a_
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive", "auto"])
-@pytest.mark.parametrize("minor", [34, 36])
-def test_the_cards_of_each_simulated_node_are_published_in_each_mode(
-    path: Path, mode: str, minor: int
-) -> None:
+def test_the_cards_of_each_simulated_node_are_published_in_each_mode(path: Path) -> None:
     """The API server refuses a slice with two devices of the same name, which two profiles of one card could
     cause (RTX PRO 6000: +me and -me).
     """
     devices = cards_of_profile(path)
-    cluster = Cluster(minor)
-    publish(cluster, Snapshot(devices=devices), policy_of(mode))
-    names = [device["name"] for device in cluster.pool()[0]]
     everywhere = sum(len(p.placements) for d in devices for p in d.mig.profiles)
-    assert len(names) == (everywhere if mode == "mig" else len(devices))
-    for name in names:
-        assert target_of(name, devices, policy_of(mode), places) is not None
+    for mode, minor in product(["mig", "mps", "preload", "exclusive", "auto"], [34, 36]):
+        cluster, policy = Cluster(minor), policy_of(mode)
+        publish(cluster, Snapshot(devices=devices), policy)
+        names = [device["name"] for device in cluster.pool()[0]]
+        assert len(names) == (everywhere if mode == "mig" else len(devices)), (mode, minor)
+        for name in names:
+            assert target_of(name, devices, policy, places) is not None, (mode, minor, name)
 
 
 def cards_of_profile(path: Path) -> tuple[Device, ...]:

@@ -62,7 +62,7 @@ def test_a_kill_loses_no_acknowledged_write(tmp_path: Path, writers: int) -> Non
     chance = random.Random(writers)
     last: dict[int, str] = {}
     revision = 0
-    for start in range(6):
+    for start in range(4):
         last |= churn(path, 100_000 * start, writers, chance.randrange(1, 400), {})
         state, originals = reopened(path)
         found = {a.id: a.state for a in state.allocations}
@@ -77,7 +77,7 @@ def test_a_kill_loses_no_acknowledged_write(tmp_path: Path, writers: int) -> Non
 SHIM = TEST_BUILD / "libsynced.so"
 
 
-@pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
+@pytest.mark.parametrize("lines", [1, 2, 3, 21, 100])
 def test_a_power_cut_loses_only_writes_that_finish_an_operation(tmp_path: Path, lines: int) -> None:
     """After a power cut only writes that finish an operation (commit, forget) may be missing.
 

@@ -1,6 +1,7 @@
 """The table of allowed changes of an allocation, and the refusal of every other change."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -79,10 +80,9 @@ def test_a_release_can_begin_in_every_phase_of_an_allocation_on_record() -> None
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 
-@pytest.mark.parametrize("change", Change)
 @pytest.mark.parametrize("start", Phase)
-def test_a_change_that_the_table_of_transitions_lacks_is_refused(start: Phase, change: Change) -> None:
-    for end in Phase:
+def test_a_change_that_the_table_of_transitions_lacks_is_refused(start: Phase) -> None:
+    for change, end in product(Change, Phase):
         if TABLE.get((start, change)) is end:
             check_change(record_in(start), change, record_in(end))
             continue
