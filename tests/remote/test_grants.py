@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import prepared
+from tests.conditions import needs
 from tests.remote.node import CERTIFICATES, USER
 from vgpud.remote.certificates import _not_after, der_of, fingerprint_of
 from vgpud.remote.grants import CERTIFICATE, FILE
@@ -77,6 +78,7 @@ def test_vgpuctl_grant_warns_of_the_bounds_that_a_grant_lacks(ctl: Ctl) -> None:
     assert " has no" not in ctl("grant", ONE, *bounds, "--expires", "1h").stderr
 
 
+@needs("root")  # an ordinary user's folder is no place for a policy
 def test_vgpuctl_grant_warns_if_the_policy_names_no_remote_server(ctl: Ctl, tmp_path: Path) -> None:
     warning = "this node makes no remote slices until server of [remote] is set\n"
     (tmp_path / "vgpud.toml").write_text("version = 1\n")
