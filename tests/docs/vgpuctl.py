@@ -15,7 +15,7 @@ from pathlib import Path
 
 def main(line: int, *arguments: str) -> int:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    asked = json.dumps(["vgpud.ctl.main", arguments, dict(os.environ), str(Path.cwd())]).encode()
+    asked = json.dumps(["vgpud.ctl.main", arguments, dict(os.environ), str(Path.cwd()), None]).encode()
     with theirs, socket.socket(fileno=line) as forker:
         socket.send_fds(forker, [asked], [theirs.fileno(), 0, 1, 2])
     pid = int(ours.recv(64))
