@@ -56,7 +56,8 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
 
 /*
  * Sums the words of all slots. The words of a slot are read in the order in which bytes move between them (claim, use,
- * context), so that moving bytes may be counted twice but are not missed.
+ * context), so that moving bytes may be counted twice but are not missed. Each has a statement of its own: C leaves the
+ * order of the arguments of a call open.
  */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
@@ -70,19 +71,12 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
     }
 }
 
-/*
- * Returns the sum of the claimed and the settled bytes of all slots. (The function `sums` returns them separately; this
- * one is shorter, because each request calls it.)
- */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
-    uint32_t high = vgpu_account_slots(usage);
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < high; i++) {
-        const struct vgpu_slot_device *d = &usage->slots[i].devices[device];
-        sum = plus(plus(plus(sum, load(&d->claim_bytes)), load(&d->used_bytes)), load(&d->context_bytes));
-    }
-    return sum;
+    uint64_t settled;
+    uint64_t claimed;
+    sums(usage, device, &settled, &claimed);
+    return plus(settled, claimed);
 }
 
 uint64_t vgpu_account_settled(const struct vgpu_usage *usage, unsigned device)

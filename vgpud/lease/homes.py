@@ -15,7 +15,7 @@ from pathlib import Path
 
 _FOLDER = "tenants"
 _LEASES = "leases"
-# beginnings of the names of empty files, which say who has got the file system, and who is a guest there
+# beginnings of the names of empty files: the user that got the file system, and a user that is a guest there
 _USER, _GUEST = ".user-", ".guest-"
 _LINK = re.compile(rf"\.\./{_FOLDER}/(\w+)/{_LEASES}/([\w.-]+)")
 
