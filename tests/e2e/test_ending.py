@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.demo.node import DemoNode
-from tests.e2e.support import ADMIN, GIB, READ, client, eventually, states
+from tests.e2e.support import ADMIN, GIB, READ, client, eventually
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -23,7 +23,7 @@ ASK = (
 COMPLAINTS = ("left behind", "destroyed", "never retrieved", "never awaited", "Traceback")
 
 
-def keep_calling(node: DemoNode, number: int) -> None:
+def keep_calling(node: DemoNode, number: int, allocated: threading.Event) -> None:
     """Calls repeatedly until the daemon has ended. Every second caller disconnects before its answer
     arrives.
     """
@@ -32,6 +32,7 @@ def keep_calling(node: DemoNode, number: int) -> None:
         try:
             with client(node, ADMIN, seconds) as calls:
                 made = calls.allocate(pb.AllocateRequest(**ASK[number % len(ASK)]))
+                allocated.set()
                 calls.release(made.id, force=True)
         except VgpuError as error:
             if error.code in (ErrorCode.UNREACHABLE, ErrorCode.STOPPING):
@@ -51,14 +52,15 @@ def test_no_task_of_the_event_loop_outlives_the_daemon(node: DemoNode, grace: st
     log = ""
     while not log or (grace == "0" and "cancelled_at" not in log):  # the stop may come between two calls
         node.start()
-        watches = threading.Event()
+        watches, allocated = threading.Event(), threading.Event()
         threads = [
-            *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
+            *(threading.Thread(target=keep_calling, args=(node, n, allocated)) for n in range(CALLERS)),
             threading.Thread(target=keep_watching, args=(node, watches)),
         ]
         for thread in threads:
             thread.start()
-        eventually(lambda: watches.is_set() and states(node), "calls are under way")  # noqa: B023 - called at once
+        for begun in (watches, allocated):
+            assert begun.wait(300), "calls are under way"
         assert node.stop() == 0
         for thread in threads:
             thread.join(300)

@@ -228,7 +228,6 @@ def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node:
     tenant, first = holding(node)
     (arbiter,) = helper_pids(node, "vgpud-arbiter").values()
     os.kill(arbiter, signal.SIGKILL)
-    eventually(lambda: not is_alive(arbiter), "the arbiter has ended")
     assert tenant.alive
     assert read_limits(node.run_dir / "leases" / first).devices[0].memory_bytes == GIB
     second = quota(node, 2)

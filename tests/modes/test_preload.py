@@ -4,6 +4,7 @@ arbiter.
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tests import clock
 from tests.node.world import device
+from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
@@ -127,6 +129,47 @@ def test_an_arbiter_that_hangs_is_reported_and_then_killed(tmp_path: Path) -> No
         silent.bind(str(tmp_path / "arbiter" / "control.sock"))
         silent.listen()
         clock.run(hang())
+
+
+class Ending(Watched):
+    """Units whose arbiter ends when the test calls `end`."""
+
+    end: Callable[[str], None]
+
+    def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
+        self.end = callback
+        return super().on_exit(name, callback)
+
+
+def obey(arbiter: socket.socket, orders: int) -> None:
+    done = struct.pack("<I", layout.MSG_OK).ljust(layout.MESSAGE_SIZE, b"\0")
+    for _ in range(orders):
+        with arbiter.accept()[0] as line:
+            line.recv(layout.MESSAGE_SIZE)
+            line.send(done)
+
+
+def test_an_order_to_a_killed_arbiter_waits_for_the_notice_of_its_end(tmp_path: Path) -> None:
+    """A killed process closes its sockets first and ends later."""
+    units = Ending()
+    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
+    none: Any = None
+    (tmp_path / "arbiter").mkdir()
+    paths.leases.mkdir()
+
+    async def order(arbiter: socket.socket) -> None:
+        preload = Preload(units, paths, none, none)
+        await preload.ensure_arbiter()
+        ordered = asyncio.ensure_future(preload.serve_anew(["a"]))
+        await clock.passed(1)
+        assert not ordered.done()
+        arbiter.bind(str(tmp_path / "arbiter" / "control.sock"))
+        arbiter.listen()
+        units.end(ARBITER_UNIT)
+        await asyncio.gather(asyncio.to_thread(obey, arbiter, 2), ordered)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
+        clock.run(order(arbiter))
 
 
 class Refusing(Watched):

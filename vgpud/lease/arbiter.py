@@ -129,6 +129,8 @@ class ArbiterClient:
                 line.connect(str(self._path))
                 line.send(message)
                 reply = line.recv(layout.PROCESS_LIST_SIZE)
+                if not reply:
+                    raise ConnectionResetError(errno.ECONNRESET, "the arbiter ended before it answered")
                 self._silent_until = 0.0
                 return reply
         except TimeoutError as error:
