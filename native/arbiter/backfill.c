@@ -21,6 +21,11 @@
 #define GAP_MAX_NS 5000000u
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
+/*
+ * part of its share that a tenant must leave unused before the rest counts as gaps of its work: hand-overs, which no
+ * tenant is charged for, take up to 3 % of a tenant's share
+ */
+#define UNUSED_PART 0.1
 #define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
 
 static const struct sched_entity *holder_of(const struct sched_device *device)
@@ -100,15 +105,17 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
 /*
  * Returns the time that counts as the tenant's gaps: its last pause or, if that is more, the part of its share that it
  * did not use. A tenant with too little work for its share may be busy whenever it has the device, because its work
- * collects while it waits.
+ * collects while it waits. Its share may have been smaller before (it was changed, or another tenant competed): the
+ * smallest share counts for the whole time.
  */
 static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns, uint64_t now)
 {
     if (now < entity->light_until) /* the tenant runs beside others, so it uses less than its share in any case */
         return gap_ns;
     double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
-    double rest_ns = fair_share(entity) * (worked_ns + gap_ns) - used_ns;
-    return rest_ns > gap_ns ? rest_ns : gap_ns;
+    double share_ns = entity->least_share * (worked_ns + gap_ns);
+    double rest_ns = share_ns - used_ns;
+    return rest_ns > gap_ns && rest_ns > UNUSED_PART * share_ns ? rest_ns : gap_ns;
 }
 
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
@@ -120,6 +127,7 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
         /* only the gap is judged here: the busy time was judged when the process reported its load */
         judge(entity, 0, unused_ns(entity, used, gap, now), tenant->idle_since);
         entity->used_before_ns = entity->count.used_ns;
+        entity->least_share = 1;
         if (now - tenant->idle_since >= LIGHT_NS)
             entity->busy_ns = entity->gaps_ns = 0; /* too old for a verdict */
     }

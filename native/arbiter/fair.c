@@ -317,6 +317,7 @@ void fair_refresh(struct sched_device *device, uint64_t now)
                 fair_charge(p, (uint64_t)((double)(now - p->charged_until) * streams(p) / all), now);
             p->charged_until = now;
         }
+        p->least_share = clamp(fair_share(p), 0, p->least_share);
         double most = most_tokens(p);
         p->tokens_ns += asked(p) * (double)passed;
         if (p->tokens_ns > most)

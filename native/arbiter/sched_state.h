@@ -71,6 +71,7 @@ struct sched_entity {
     double busy_ns;
     double gaps_ns;
     uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
+    double least_share;        /* the smallest share that the entity had during the same work (fair_share) */
     uint64_t used_before_ns;   /* value of count.used_ns at the beginning of the present work, or else the last */
     /* number of streams among which the driver divides time while the tenant runs beside others; 0: not known */
     uint32_t streams;

@@ -118,7 +118,7 @@ bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const 
             tenant->device_count = 0;
             return false;
         }
-        *entity = (struct sched_entity){.device = device, .tenant = tenant};
+        *entity = (struct sched_entity){.device = device, .tenant = tenant, .least_share = 1};
         entity->limits.share = VGPU_SHARE_ALL;
         device->users++;
         tenant->entities[d] = entity;

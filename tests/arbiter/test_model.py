@@ -85,17 +85,22 @@ PROGRAMS = {
 }
 
 
+def run_cut(*tenants: tuple[str, str], words: Sequence[str] = ()) -> list[list[float]]:
+    """Runs programs under engine `cut` in virtual time. Each tenant is `POLICY:SHARE` and a program. Returns
+    the figures of sched_cut.c for each.
+    """
+    command = [str(TEST_BUILD / "sched-cut"), *words]
+    command += [word for policy, program in tenants for word in (policy, *program.split())]
+    said = subprocess.check_output(command, text=True, timeout=600)
+    return [[float(figure) for figure in line.split()] for line in said.splitlines()]
+
+
 @cache
 def rates(*tenants: tuple[str, str]) -> list[float]:
-    """Runs programs under engine `cut` in virtual time. Each tenant is `POLICY:SHARE` and a program. Returns
-    the steps per second of each program, or for endless work its percent of the device.
-    """
-    words = [word for policy, program in tenants for word in (policy, *program.split())]
-    said = subprocess.check_output([str(TEST_BUILD / "sched-cut"), *words], text=True, timeout=600)
-    lines = [line.split() for line in said.splitlines()]
+    """Returns the steps per second of each program, or for endless work its percent of the device."""
+    lines = run_cut(*tenants)
     return [
-        float(line[1 if program == ENDLESS_WORK else 0])
-        for line, (_, program) in zip(lines, tenants, strict=True)
+        line[1 if program == ENDLESS_WORK else 0] for line, (_, program) in zip(lines, tenants, strict=True)
     ]
 
 
@@ -142,6 +147,31 @@ def test_the_time_that_a_tenant_used_alone_does_not_lower_its_later_share(
     check_pair(policy, (50, 50), (ENDLESS_WORK, PROGRAMS[program]), times)
 
 
+ONE_AT_A_TIME = "1 4000 20 100"
+
+
+@pytest.mark.parametrize("words", [(), ("slow",)], ids=["fast", "slow"])
+@pytest.mark.parametrize("policy", ["hard", "lent"])
+def test_a_pause_after_long_work_does_not_make_tenants_share_the_device(
+    policy: str, words: tuple[str, ...]
+) -> None:
+    """The first tenant pauses once for 4 ms. The time of hand-overs, for which it was not charged in 19 s of
+    work, must not count as gaps of its work.
+    """
+    lines = run_cut((f"{policy}:50@20000-20004", ONE_AT_A_TIME), (f"{policy}:50", ENDLESS_WORK), words=words)
+    assert all(off > 49 for _, _, _, off, _ in lines), lines
+
+
+@pytest.mark.parametrize(("policy", "pause"), [("hard", "14990-15020"), ("lent", "14500-14501")])
+def test_a_smaller_share_in_the_past_does_not_make_tenants_share_the_device(policy: str, pause: str) -> None:
+    """The second tenant makes a pause of 2 s, after which the first one's share of the device seems to have
+    been the whole device all the time. Its work before the pause used half of it.
+    """
+    first = (f"{policy}:50@{pause}", ONE_AT_A_TIME)
+    lines = run_cut(first, (f"{policy}:50@13000-15000", ENDLESS_WORK))
+    assert lines[1][3] > 49.2, lines
+
+
 @pytest.mark.parametrize("share", [5, 10, 25, 50, 75, 90])
 @pytest.mark.parametrize("program", ["1 50 20 40", "40 500 3 60", "1 1000 3 0"])
 def test_a_lone_program_gets_its_hard_share_although_the_arbiter_learns_late_of_each_end(
@@ -155,9 +185,8 @@ def test_a_lone_program_gets_its_hard_share_although_the_arbiter_learns_late_of_
 
 @pytest.mark.parametrize("share", [5, 10, 25, 50, 75, 90])
 def test_a_lone_tenant_gets_its_hard_share_where_driver_calls_take_twice_as_long(share: int) -> None:
-    words = (str(TEST_BUILD / "sched-cut"), "slow", f"hard:{share}", *ENDLESS_WORK.split())
-    said = subprocess.check_output(words, text=True, timeout=600)
-    assert float(said.split()[1]) == pytest.approx(share, abs=0.3)
+    [[_, device, *_]] = run_cut((f"hard:{share}", ENDLESS_WORK), words=["slow"])
+    assert device == pytest.approx(share, abs=0.3)
 
 
 @pytest.mark.parametrize(("share", "devices"), [(10, 2), (25, 2), (50, 2), (75, 2), (25, 8), (50, 8)])
