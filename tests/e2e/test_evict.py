@@ -39,6 +39,7 @@ evictable = true
 [pool]
 host_memory_reserve = "1MiB"
 """
+EVICTION_FAILS = ("fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
 IDLE = EVICTS.replace("evictable = true", 'idle_suspend = "300ms"\nmin_residence = "100ms"')
 HELD_MIB = 8 + LARGE_MIB + 3 + 2
 NO_DRIVER = ("fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
@@ -247,7 +248,7 @@ def test_all_processes_of_a_tenant_are_evicted_saved_and_resumed(node: DemoNode)
 @needs("driver-580")
 def test_a_suspension_whose_eviction_fails_falls_back_to_the_drivers_checkpoint(node: DemoNode) -> None:
     tenant, name = holding(node)
-    simulate(node, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
+    simulate(node, *EVICTION_FAILS)
     gone = suspend(node, name)
     assert gone.stays_bytes == 0
     assert "swap_out_failed_suspending_by_driver" in node.log.read_text()
@@ -584,6 +585,11 @@ def test_the_policy_decides_about_memory_that_cannot_be_evicted(make_node: NodeM
     for otherwise in ("keep", "refuse", "checkpoint"):
         (node.folder / "etc" / "vgpud.toml").write_text(f'{EVICTS}unevictable = "{otherwise}"\n')
         node.ctl("policy", "reload")
+        if otherwise == "keep":
+            # the driver does not save a tenant whose eviction fails
+            simulate(node, *EVICTION_FAILS)
+            assert refused(node, name).code is ErrorCode.SUSPEND_FAILED
+            assert states(node) == {name: "active"}
         if otherwise == "refuse":
             error = refused(node, name)
             assert error.code is ErrorCode.SUSPEND_FAILED
