@@ -76,6 +76,10 @@ class TurnedLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self.ends)
         return future
 
+    async def shutdown_default_executor(self, *_: object) -> None:
+        with outside():  # the threads' end takes real time
+            await super().shutdown_default_executor()
+
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs `main` to its end with a simulated clock."""

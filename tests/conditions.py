@@ -99,6 +99,11 @@ def _traced() -> str:
     return f"kernel.yama.ptrace_scope is {scope.read_text().strip()}"
 
 
+def _open_python() -> str:
+    closed = [folder for folder in Path(sys.executable).resolve().parents if not folder.stat().st_mode & 1]
+    return f"Python lies in {closed[-1]}, which other users cannot enter" if closed else ""
+
+
 def _before_branch(branch: int) -> str:
     """Returns why simulated nodes have a driver before this branch, or "" if they have not. Their driver is
     that of VGPU_SIM_DRIVER, or else that of their profile (580).
@@ -163,6 +168,11 @@ CONDITIONS: dict[str, Condition] = {
         "ending a process at an instruction, reading another process's memory",
         "run it as root, or set kernel.yama.ptrace_scope to 0",
         look=_traced,
+    ),
+    "open-python": Condition(
+        "programs in Python of other users",
+        "a Python below folders that every user may enter: one of pyenv in /root is not",
+        look=_open_python,
     ),
     "driver-580": Condition(
         "checkpoints and moves of processes by the driver",

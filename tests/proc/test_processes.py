@@ -128,7 +128,7 @@ def test_a_process_whose_exec_hangs_delays_no_query_about_other_processes(tmp_pa
     eventually(lambda: not is_alive(process.pid, ticks), "its end is seen")
 
 
-@needs("root", "fuse")
+@needs("root", "fuse", "open-python")
 def test_hanging_queries_about_a_users_subordinate_uids_are_bounded_like_those_about_its_uid(
     tmp_path: Path,
 ) -> None:

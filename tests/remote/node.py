@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tests import prepared
+from tests.conditions import CONDITIONS, unmet
 from tests.demo.node import ROOT, Command, Daemon, DemoNode
 from tests.e2e.support import client
 from tests.lease.conftest import eventually as until
@@ -119,6 +120,8 @@ class RemoteNode:
 
     def _stand_in(self) -> Path:
         """Writes the program that stands in for Lupine's server. It runs on the simulated node."""
+        if lacking := CONDITIONS["open-python"].missing():
+            unmet("open-python", lacking)
         script, folder = self.node.folder / "server", self.node.folder
         # copies, because other users cannot enter the source tree below a closed folder
         own, simulated = folder / "lib", folder / "sim"
