@@ -259,12 +259,13 @@ def test_a_lease_with_a_deep_tree_of_folders_is_released(make_node: NodeMaker) -
         os.close(here)
         here = below
     os.close(here)
+    place = lease.resolve()
     try:
         release(node, held.id)
         assert not lease.exists()
+        eventually(lambda: not any(place.parent.glob(f"*{held.id}*")), "the tree is removed")
     finally:
-        if lease.exists():
-            subprocess.run(["rm", "-rf", lease], check=True)
+        subprocess.run(["rm", "-rf", lease, *place.parent.glob(f"*{held.id}*")], check=True)
     assert node.stop() == 0
 
 

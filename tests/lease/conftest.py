@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant
+from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_lease
 
 
@@ -48,6 +49,8 @@ class Node:
         )
         if serve:
             self.client.add(name)
+            # the arbiter answers before it has bound the socket if the file system makes it wait
+            eventually((folder / layout.ARBITER_SOCKET).exists)
         return folder
 
     def tenant(self, lease: Path, *command: str | Path, **env: str) -> "subprocess.Popen[str]":
