@@ -7,19 +7,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
 
 from tests.e2e.support import eventually as wait_until
 from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.log_event import LogEvent
 
 
 def close_gate(live: Live) -> None:
@@ -54,9 +55,10 @@ def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
     close_gate(live)
     caller = subprocess.Popen([sys.executable, "-c", ALLOCATE, str(live.tenant), request_id])
     wait_until(lambda: len(live.keeper.requests) == 1)
-    caller.send_signal(signal.SIGKILL)
-    caller.wait()
-    time.sleep(0.2)  # time for the server to notice the end of the client
+    with capture_logs() as lines:
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+        wait_until(lambda: LogEvent.CALLER_DISCONNECTED_CALL_CONTINUES in [line["event"] for line in lines])
     assert live.keeper.held == {}
     open_gate(live)
     if request_id:
