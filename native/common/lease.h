@@ -88,7 +88,11 @@ enum vgpu_lease_memory {
 /* What the driver does with a process after libvgpu has evicted its memory. */
 enum vgpu_lease_saves {
     VGPU_SAVES_NOTHING = 0,
-    VGPU_SAVES_REST = 1, /* the driver saves the process next (a checkpoint), so libvgpu unlocks its host buffers */
+    /*
+     * the driver saves the process next (a checkpoint), so libvgpu unlocks its host buffers, also after an eviction that
+     * was ordered without this
+     */
+    VGPU_SAVES_REST = 1,
     /*
      * the driver saves the process next, and restores it on another device that can reach this one; so the memory may
      * be parked (below)
@@ -184,6 +188,8 @@ enum vgpu_swap_phase {
     VGPU_SWAP_REFUSED = 5, /* the memory could not be moved, and is on the device again */
 };
 #define VGPU_SWAP_KEPT_SHIFT 8
+/* added to OUT: the process is ready for the driver to save it (vgpu_lease_saves) */
+#define VGPU_SWAP_READY (1u << 31)
 
 /*
  * Size of a step by which the host buffer grows ahead of an eviction. An eviction waits for the end of a step in
@@ -226,7 +232,7 @@ struct vgpu_slot {
     uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*
      * enum vgpu_swap_phase in the low byte. Above it, while OUT, the MiB of movable memory that are still on the
-     * device; while COMING, the descriptor of a list of parked blocks to copy, or 0; while HERE, the number of blocks
+     * device (and VGPU_SWAP_READY); while COMING, the descriptor of a list of parked blocks to copy, or 0; while HERE, the number of blocks
      * that the process still has on the device that it has left. One word, so that both values are consistent
      */
     uint32_t swap_phase;

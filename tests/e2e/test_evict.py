@@ -355,6 +355,30 @@ def test_the_hosts_buffers_of_a_moving_tenant_are_not_page_locked_while_the_driv
     end(node, tenant, name)
 
 
+@needs("driver-580")
+def test_host_buffers_are_not_page_locked_while_the_driver_saves_a_deeply_suspended_tenant(
+    node: DemoNode,
+) -> None:
+    """As above, for a tenant that runs and for one that was evicted before. The refused lock shows that the
+    buffer was unlocked before the driver was asked.
+    """
+    tenant, name = holding(node, str(LARGE_MIB))
+    for evicted in (False, True):
+        if evicted:
+            suspend(node, name)
+        simulate(node, "fault", "fail", "--function", "cuMemHostUnregister", "--code", "304", "--count", "1")
+        simulate(
+            node, "fault", "fail", "--function", "cuCheckpointProcessLock", "--code", "801", "--count", "1"
+        )
+        assert refused(node, name, deep=True).code is ErrorCode.SUSPEND_FAILED
+        assert simulated(node)["faults"] == []
+        assert states(node)[name] == ("suspended" if evicted else "active")
+        suspend(node, name, deep=True)
+        resume(node, name)
+        assert goes_on(tenant)
+    end(node, tenant, name)
+
+
 STACK = cuda_program("""
 memory, stack = c.c_uint64(), c.c_size_t()
 begin()

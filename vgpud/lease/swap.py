@@ -19,6 +19,7 @@ _STAYS = struct.Struct(f"<{layout.STAY_KINDS}I")
 _WORDS = struct.Struct("<2I2Q")
 _NOTHING = (0,) * layout.STAY_KINDS
 _PHASE_MASK = (1 << layout.SWAP_KEPT_SHIFT) - 1
+_KEPT_MASK = (layout.SWAP_READY >> layout.SWAP_KEPT_SHIFT) - 1
 
 
 class SwapPhase(IntEnum):
@@ -38,7 +39,8 @@ class ProcessSwap:
     `kept_bytes`: movable bytes that stay on the device although the phase is OUT, until a tenant needs the
     room. `parked_list`: the process's descriptor of a list of parked blocks, which waits for their copy
     (native/common/lease.h); 0: none. `blocks_behind`: the number of parked blocks that the process has not
-    freed yet on the device that it has left.
+    freed yet on the device that it has left. `is_ready`: its memory is out, and the driver may save the rest
+    (LeaseSaves).
     """
 
     phase: SwapPhase
@@ -48,6 +50,7 @@ class ProcessSwap:
     kept_bytes: int = 0
     parked_list: int = 0
     blocks_behind: int = 0
+    is_ready: bool = False
 
     @property
     def is_prepared(self) -> bool:
@@ -94,7 +97,8 @@ def _read(slots: bytes, at: int) -> ProcessSwap:
     number, upper = word & _PHASE_MASK, word >> layout.SWAP_KEPT_SHIFT
     phase = SwapPhase(number) if number in SwapPhase.__members__.values() else SwapPhase.REFUSED
     movable = min(movable, BYTES_MAX)
-    kept = min(upper << 20, movable) if phase is SwapPhase.OUT else 0
+    kept = min((upper & _KEPT_MASK) << 20, movable) if phase is SwapPhase.OUT else 0
+    ready = phase is SwapPhase.OUT and upper > _KEPT_MASK
     parked = upper if phase is SwapPhase.COMING else 0
     behind = upper if phase is SwapPhase.HERE else 0
-    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept, parked, behind)
+    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept, parked, behind, ready)

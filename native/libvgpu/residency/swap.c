@@ -33,6 +33,7 @@ static bool started;
 static uint32_t news;  /* futex word that changes when the lease's request or the gate's state may have changed */
 static uint32_t seen;  /* the value of `news` that the swap thread has seen */
 static uint32_t quiet; /* 1: the gate has drained since the suspension */
+static bool ready;     /* the driver may save the process; only the swap thread uses this */
 /*
  * enum vgpu_swap_phase; the swap thread or the link's thread, whichever notices the resume first, sets DRAINING to HERE
  */
@@ -84,13 +85,23 @@ static void say_stays(void)
     vgpu_channels_stays(stays.by_kind);
 }
 
-/* Reports OUT, and how much memory is still on the device. */
+static uint32_t saves(void)
+{
+    return __atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE);
+}
+
+/* Reports OUT, and how much memory is still on the device. If the driver saves the process next, prepares that first. */
 static void say_out(void)
 {
+    if (saves() != VGPU_SAVES_NOTHING && !ready) {
+        vgpu_evict_ready();
+        ready = true;
+    }
     say_stays();
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
     __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT | (ready ? VGPU_SWAP_READY : 0),
+                     __ATOMIC_SEQ_CST);
 }
 
 /* Reports HERE, and how many blocks are still on the device that the process has left. */
@@ -278,12 +289,9 @@ static void go(void)
      * capture. So the swap is refused.
      */
     bool captures = vgpu_capture_any();
-    uint32_t saves = __atomic_load_n(&limits->saves, __ATOMIC_ACQUIRE);
-    if (!captures && saves == VGPU_SAVES_PARKED)
+    if (!captures && saves() == VGPU_SAVES_PARKED)
         vgpu_evict_park();
     if (!captures && vgpu_evict_out(may_keep())) {
-        if (saves != VGPU_SAVES_NOTHING)
-            vgpu_evict_ready();
         say_out();
         return;
     }
@@ -299,6 +307,7 @@ static void go(void)
 static void come(void)
 {
     say_error(CUDA_SUCCESS);
+    ready = false;
     say(VGPU_SWAP_COMING);
     if (!come_back()) {
         say_out();
@@ -311,7 +320,16 @@ static void come(void)
     say_here();
 }
 
-/* Evicts more of the memory that was kept on the device, because other tenants need the room. */
+/* Returns whether the lease orders more of a process whose memory is out than the process has done. */
+static bool is_behind(void)
+{
+    return vgpu_evict_count().here > may_keep() || (saves() != VGPU_SAVES_NOTHING && !ready);
+}
+
+/*
+ * Evicts more of the memory that was kept on the device, because other tenants need the room, or prepares a process for
+ * the driver.
+ */
 static void shrink(void)
 {
     say_error(vgpu_evict_out(may_keep()) ? CUDA_SUCCESS : vgpu_evict_error());
@@ -336,7 +354,7 @@ static void *keep(void *unused)
             say_error(CUDA_SUCCESS);
             say(VGPU_SWAP_HERE);
         } else if (sent || !prepare()) {
-            if (sent && now == VGPU_SWAP_OUT && vgpu_evict_count().here > may_keep())
+            if (sent && now == VGPU_SWAP_OUT && is_behind())
                 shrink();
             pause_for(LOOK_NS);
         }
@@ -387,6 +405,7 @@ static void reset(void)
     started = false;
     phase = VGPU_SWAP_HERE;
     quiet = 0;
+    ready = false;
     memset(&vgpu_swap, 0, sizeof(vgpu_swap));
 }
 VGPU_IN_CHILD(reset);

@@ -166,6 +166,8 @@ class Suspends:
             await self._do.limit(going)
             self._context.fault("suspend.limit")
             await self._context.activities.quieten(going, idle_since)
+            if going.is_deep:
+                await self.swaps.until_ready(going)
             going = await self._do.lock_all(session, going)
             await self._do.save_all(session, going)
             away = replace(going, state=State.SUSPENDED)

@@ -34,6 +34,7 @@ _DRAIN_SECONDS = 4.0  # maximum time for the running work of a tenant to end
 _PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
 # after a direct move: maximum time in which libvgpu frees the tenant's memory on the old device
 _BEHIND_SECONDS = 2.0
+_READY_SECONDS = 4.0  # maximum time in which libvgpu prepares a tenant for the driver's checkpoint
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
@@ -397,6 +398,17 @@ class Swaps:
         while copy is not None and lists:
             await copy(lists)
             await self._context.activities.wait(late)
+
+    async def until_ready(self, going: Allocation) -> None:
+        """Waits until libvgpu has prepared an evicted tenant for the driver's checkpoint; for a bounded time,
+        because the checkpoint only takes longer without that, and a libvgpu of an older version does not
+        report it.
+        """
+
+        def late(_: bool) -> tuple[str, ...]:
+            return (going.id,) if not all(swap.is_ready for swap in self._read(going)) else ()
+
+        await self._context.activities.wait(late, _READY_SECONDS)
 
     async def until_behind_is_free(self, moved: Allocation) -> None:
         """Waits until libvgpu has freed the memory on the device that the tenant has left; for a bounded
