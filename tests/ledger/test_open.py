@@ -9,9 +9,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,6 +113,34 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         assert f"process {holder.pid}" in error.sentence
         holder.kill()
     fill(path)  # the kernel has released the lock at the end of the process
+
+
+def test_a_ledger_is_opened_as_soon_as_the_child_of_a_killed_holder_has_closed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ledger_path(tmp_path)
+    program = (
+        "import os, sys; from pathlib import Path; from vgpud.ledger import files;"
+        " held, child = files.lock(Path(sys.argv[1])), os.fork();"
+        " child and print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+        holder.wait()
+        child_input, looks = holder.stdin, list[float]()
+
+        def end_child(seconds: float) -> None:
+            child_input.close()
+            looks.append(seconds)
+            time.sleep(seconds)
+
+        monkeypatch.setattr(files, "time", SimpleNamespace(sleep=end_child))
+        fill(path)
+        assert looks, "the child had the lock"
 
 
 def test_a_ledger_that_is_refused_at_the_start_is_left_unlocked(tmp_path: Path) -> None:

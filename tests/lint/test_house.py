@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lease": {"model", "lease_layout", "threads"},
     "lease_layout": set(),
     "units": {"proc", "model"},
-    "ledger": {"model"},
+    "ledger": {"proc", "model"},
     "hardware": {"pace", "proc", "model"},
     "policy": {"model"},
     "planner": {"policy", "model"},

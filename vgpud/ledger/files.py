@@ -8,15 +8,18 @@ complete and in WAL mode. A power cut during the first start leaves no file.
 import fcntl
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 from vgpud.ledger import faults
 from vgpud.ledger.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate, version
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.proc import start_ticks
 
 _MAGIC = b"SQLite format 3\0"  # first bytes of a database: fileformat2.html, "Magic Header String"
 _BUSY_SECONDS = 5.0
+_LOOK_SECONDS, _LOOKS = 0.01, 500  # of the wait for a child of an ended holder
 
 
 def lock(path: Path) -> int:
@@ -31,17 +34,36 @@ def lock(path: Path) -> int:
     except OSError as error:
         raise faults.from_os(error, path) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(descriptor)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        holder = _holder(descriptor)
         os.close(descriptor)
         raise _locked(path, holder) from None
     except OSError as error:
         os.close(descriptor)
         raise faults.from_os(error, path) from error
     return descriptor
+
+
+def _take(descriptor: int) -> None:
+    """Locks the file. A child that a killed holder was starting has the lock until its exec, which is awaited
+    for a bounded time. Raises BlockingIOError.
+    """
+    for left in reversed(range(_LOOKS)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            if not left or not holder.isdecimal() or start_ticks(int(holder)) is not None:
+                raise
+        time.sleep(_LOOK_SECONDS)
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
 
 
 def _locked(path: Path, holder: str) -> VgpuError:
