@@ -407,6 +407,12 @@ def test_the_stack_is_small_while_the_driver_saves_a_tenant_and_the_programs_own
     simulate(node, *refuse, "1")
     move(node, name, 3)
     assert (simulated(node)["faults"], answer(tenant)) == ([], {"stack": 4096})
+    simulate(node, *refuse, "1")
+    for _ in range(2):
+        suspend(node, name, deep=True)
+        assert simulated(node)["faults"] == [], "a deep suspension lowers it, too"
+        resume(node, name)
+        assert answer(tenant) == {"stack": 4096}
     node.stop()
     node.start(fault_point="move.save-0")
     with pytest.raises(VgpuError):
