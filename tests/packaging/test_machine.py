@@ -27,6 +27,8 @@ MIB = 1 << 20
 SIM = ("vgpu-sim", "run", "--state", "/run/vgpud-sim/node", "--")
 PROBE = "/usr/lib/vgpud-sim/bin/vgpu-probe"
 HELPERS = ("vgpud-arbiter.service", "vgpud-mps@*.service")
+#: systemd-run returns after the program has been executed, so the file of its output exists
+STARTED = ("--quiet", "--service-type=exec")
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ class Tenants:
         machine.shell("rm -f /tmp/tenant-*")
         for unit, asked in self.asked.items():
             options = [
-                "--quiet",
+                *STARTED,
                 f"--unit={unit}",
                 "--uid=alice",
                 f"--property=StandardOutput=file:/tmp/{unit}",
@@ -244,7 +246,7 @@ def test_a_tenant_that_fills_its_usage_file_after_its_end_takes_nothing_from_oth
     place = machine.shell(f"dirname $(readlink -f /run/vgpud/leases/{allocation})").strip()
     # the path within the file system, by which a container's process belongs to a lease, has /leases/
     assert machine.shell(f"findmnt -n -o TARGET -T {place}").strip() == place.removesuffix("/leases")
-    options = ("--quiet", "--unit=hostile", "--uid=alice", f"--property=StandardOutput=file:{said}")
+    options = (*STARTED, "--unit=hostile", "--uid=alice", f"--property=StandardOutput=file:{said}")
     machine.run("systemd-run", *options, "python3", "-c", HOSTILE, usage)
     try:
         machine.eventually(lambda: "open" in machine.shell(f"cat {said}"), "usage is open")
@@ -257,6 +259,7 @@ def test_a_tenant_that_fills_its_usage_file_after_its_end_takes_nothing_from_oth
         machine.run(*SIM, *run, PROBE, "hold", str(256 * MIB))
     finally:
         machine.run("systemctl", "stop", "hostile.service", check=False)
+        ctl(machine, "release", "--force", allocation, check=False)
     ctl(machine, "release", ctl(machine, *words, user="alice").stdout.strip().split("/")[-1])
 
 
