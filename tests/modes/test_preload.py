@@ -154,7 +154,7 @@ def obey(arbiter: socket.socket) -> None:
 
 def test_an_order_to_a_killed_arbiter_waits_for_the_notice_of_its_end(tmp_path: Path) -> None:
     """A killed process closes its sockets first and ends later."""
-    units = Ending()
+    units: Any = Ending()
     paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
     none: Any = None
     (tmp_path / "arbiter").mkdir()
