@@ -533,10 +533,10 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
 /* Grants the next tenant of the queue all devices that it wants, if they are free. Returns true if it was granted. */
 static bool try_device(const struct sched_device *device, uint64_t now)
 {
-    if (!device->managed || device->busy > 0 || device->next_entity == NULL)
+    if (device->next_entity == NULL)
         return false;
     struct sched_tenant *tenant = device->next_entity->tenant;
-    EACH_WANTED(tenant, d)
+    EACH_WANTED(tenant, d) /* `device` is among them, and is managed (run_queue_mark) */
         if (tenant->entities[d]->device->managed && tenant->entities[d]->device->busy > 0)
             return false;
     give(tenant, now);
