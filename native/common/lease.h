@@ -232,8 +232,9 @@ struct vgpu_slot {
     uint32_t wants; /* number of threads that wait until the lease is open again; always up to date */
     /*
      * enum vgpu_swap_phase in the low byte. Above it, while OUT, the MiB of movable memory that are still on the
-     * device (and VGPU_SWAP_READY); while COMING, the descriptor of a list of parked blocks to copy, or 0; while HERE, the number of blocks
-     * that the process still has on the device that it has left. One word, so that both values are consistent
+     * device (and VGPU_SWAP_READY); while COMING, the descriptor of a list of parked blocks to copy, or 0; while HERE,
+     * the number of blocks that the process still has on the device that it has left. One word, so that its values are
+     * consistent
      */
     uint32_t swap_phase;
     uint32_t swap_error;    /* CUresult of an eviction that failed, or of the error that delays a swap-in; 0: none */

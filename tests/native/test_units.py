@@ -1,5 +1,5 @@
 """Runs the C unit tests: accounting, limits, slots and the table under the sanitizers, descriptors of parked
-memory, threads that touch a host buffer, and turns of the arbiter's loop.
+memory, threads that touch a host buffer, reports of the swap thread, and turns of the arbiter's loop.
 """
 
 import subprocess
@@ -8,7 +8,14 @@ import pytest
 
 from tests.native.harness import TEST_BUILD
 
-PROGRAMS = ["unit-thread", "unit-address-undefined", "unit-parked", "unit-hostbuf", "arbiter-turns"]
+PROGRAMS = [
+    "unit-thread",
+    "unit-address-undefined",
+    "unit-parked",
+    "unit-hostbuf",
+    "unit-swap",
+    "arbiter-turns",
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -33,7 +33,6 @@ static bool started;
 static uint32_t news;  /* futex word that changes when the lease's request or the gate's state may have changed */
 static uint32_t seen;  /* the value of `news` that the swap thread has seen */
 static uint32_t quiet; /* 1: the gate has drained since the suspension */
-static bool ready;     /* the driver may save the process; only the swap thread uses this */
 /*
  * enum vgpu_swap_phase; the swap thread or the link's thread, whichever notices the resume first, sets DRAINING to HERE
  */
@@ -93,14 +92,13 @@ static uint32_t saves(void)
 /* Reports OUT, and how much memory is still on the device. If the driver saves the process next, prepares that first. */
 static void say_out(void)
 {
-    if (saves() != VGPU_SAVES_NOTHING && !ready) {
+    bool saved = saves() != VGPU_SAVES_NOTHING;
+    if (saved)
         vgpu_evict_ready();
-        ready = true;
-    }
     say_stays();
     uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
     __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT | (ready ? VGPU_SWAP_READY : 0),
+    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT | (saved ? VGPU_SWAP_READY : 0),
                      __ATOMIC_SEQ_CST);
 }
 
@@ -307,7 +305,6 @@ static void go(void)
 static void come(void)
 {
     say_error(CUDA_SUCCESS);
-    ready = false;
     say(VGPU_SWAP_COMING);
     if (!come_back()) {
         say_out();
@@ -320,10 +317,15 @@ static void come(void)
     say_here();
 }
 
-/* Returns whether the lease orders more of a process whose memory is out than the process has done. */
+/*
+ * Returns whether the lease orders more of a process whose memory is out than the process has done. A process that is
+ * ready for the driver stays as it is, because an eviction would page-lock its buffers while the driver saves it.
+ */
 static bool is_behind(void)
 {
-    return vgpu_evict_count().here > may_keep() || (saves() != VGPU_SAVES_NOTHING && !ready);
+    if (saves() != VGPU_SAVES_NOTHING)
+        return (__atomic_load_n(&slot->swap_phase, __ATOMIC_SEQ_CST) & VGPU_SWAP_READY) == 0;
+    return vgpu_evict_count().here > may_keep();
 }
 
 /*
@@ -332,6 +334,7 @@ static bool is_behind(void)
  */
 static void shrink(void)
 {
+    __atomic_fetch_and(&slot->swap_phase, ~VGPU_SWAP_READY, __ATOMIC_SEQ_CST);
     say_error(vgpu_evict_out(may_keep()) ? CUDA_SUCCESS : vgpu_evict_error());
     say_out();
 }
@@ -405,7 +408,6 @@ static void reset(void)
     started = false;
     phase = VGPU_SWAP_HERE;
     quiet = 0;
-    ready = false;
     memset(&vgpu_swap, 0, sizeof(vgpu_swap));
 }
 VGPU_IN_CHILD(reset);
