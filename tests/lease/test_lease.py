@@ -22,10 +22,13 @@ from vgpud import lease_layout as layout
 from vgpud.lease import (
     ArbiterClient,
     DeviceLimits,
+    ProcessSwap,
     SharePolicy,
+    SwapPhase,
     close_lease,
     list_leases,
     read_limits,
+    read_swaps,
     read_usage,
     remove_graves,
     remove_lease,
@@ -267,3 +270,23 @@ def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes
     close_lease(folder)
     asyncio.run(remove_lease(tmp_path, "a1"))
     assert list_leases(tmp_path) == frozenset()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+@pytest.mark.parametrize("kept_mib", [0, 5, 4096])
+def test_a_process_is_ready_for_the_driver_whatever_it_keeps_on_the_device(
+    tmp_path: Path, is_ready: bool, kept_mib: int
+) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
+    word = layout.SWAP_OUT | kept_mib << layout.SWAP_KEPT_SHIFT | is_ready * layout.SWAP_READY
+    slot = bytearray(layout.SLOT_SIZE)
+    struct.pack_into("<I", slot, 0, 1)  # in use
+    struct.pack_into("<2I2Q", slot, layout.SLOT_SWAP_PHASE, word, 0, 8 * GIB, 7 * GIB)
+    with (folder / layout.USAGE_FILE).open("r+b") as usage:
+        usage.seek(layout.USAGE_SLOT_HIGH)
+        usage.write(struct.pack("<I", 1))
+        usage.seek(layout.USAGE_SLOTS)
+        usage.write(slot)
+    (swap,) = read_swaps(folder)
+    kept_bytes = kept_mib << 20
+    assert swap == ProcessSwap(SwapPhase.OUT, 0, 8 * GIB, 7 * GIB, kept_bytes, is_ready=is_ready)

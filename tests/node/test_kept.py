@@ -15,8 +15,9 @@ from tests.node.world import FakeGateway, Remembering, World, request, world
 from vgpud import clock as daemon_clock
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.lease import LeaseActivity, Meter, ProcessSwap, SwapPhase
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Allocation, Cause, Mode, Owner, Selector, State
+from vgpud.model.tenancy import Allocation, Cause, Mode, Owner, Selector, State, SuspendedProcess
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants.activities import seconds_to_move
 from vgpud.planner.kept import MARGIN_BYTES, SHARE_ALL
@@ -34,8 +35,8 @@ EVICTION_SECONDS = 5.0
 
 class Leases(Remembering, Preload):
     """The leases of tenants that use all their memory. A process swaps out at once. It evicts kept memory
-    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`. The leases of `liars` claim that a
-    pebibyte is movable and on the device.
+    EVICTION_SECONDS after the arbiter's request, unless it is `stuck`. It is ready for the driver as long
+    after the order. The leases of `liars` claim that a pebibyte is movable and on the device.
     """
 
     def __init__(self) -> None:
@@ -45,12 +46,18 @@ class Leases(Remembering, Preload):
         self.memory: dict[str, int] = {}  # bytes of movable memory
         self.kept: dict[str, int] = {}  # the bytes that each swapped-out tenant keeps on the device
         self.shares: dict[str, int] = {}
+        # Does the lease say that the driver saves the tenant next? Is the tenant ready for that?
+        self.saves: dict[str, bool] = {}
+        self.ready: set[str] = set()
         # the tenants whose limits were put in force before there was room for them
         self.crowded: list[str] = []
 
     async def resize(self, allocation: Allocation) -> None:
         name, (part,) = allocation.id, allocation.slices
         self.memory[name] = part.memory_bytes
+        self.saves[name] = allocation.is_deep
+        if allocation.is_deep:
+            asyncio.get_running_loop().call_later(EVICTION_SECONDS, self.ready.add, name)
         if allocation.state in (State.SUSPENDING, State.SUSPENDED):
             self.kept[name] = self._allowed(name)
             return
@@ -77,9 +84,10 @@ class Leases(Remembering, Preload):
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         held = self.memory.get(allocation_id, GIB)
         phase = SwapPhase.OUT if allocation_id in self.kept else SwapPhase.HERE
+        is_ready = allocation_id in self.ready
         if allocation_id in self.liars:
             return (ProcessSwap(phase, 0, 1 << 50, 1 << 50, 1 << 50),)
-        return (ProcessSwap(phase, 0, held, held, self.kept.get(allocation_id, 0)),)
+        return (ProcessSwap(phase, 0, held, held, self.kept.get(allocation_id, 0), is_ready=is_ready),)
 
     def held(self, allocation_id: str) -> Meter:
         return Meter(used_bytes=self.memory.get(allocation_id, GIB))
@@ -172,3 +180,30 @@ def test_a_change_that_needs_the_room_of_kept_memory_waits_a_bounded_time_for_it
     limit = seconds_to_move(HELD_GIB * GIB)
     assert limit <= seconds < limit + 1
     assert "suspended_tenant_memory_eviction_timeout" in [line["event"] for line in lines]
+
+
+class Refuses(Driver):
+    """A driver that locks no process."""
+
+    leases: Leases
+
+    async def lock(self, process: SuspendedProcess, seconds: float) -> None:
+        assert self.leases.saves == {"first": True}
+        assert self.leases.ready == {"first"}, "the driver is asked after that"
+        raise VgpuError(ErrorCode.SUSPEND_FAILED, "the driver refuses", "")
+
+
+def test_the_lease_of_an_evicted_tenant_orders_no_save_after_a_failed_deep_suspension(tmp_path: Path) -> None:
+    """Otherwise libvgpu would evict no more of it, because it would wait for the driver."""
+
+    async def fails() -> None:
+        leases, driver = Leases(), Refuses({os.getpid(): ProcessState.RUNNING})
+        driver.leases = leases
+        async with world(tmp_path, FakeGateway(NODE), cast(Suspender, driver), leases, TURNS) as w:
+            evicted = await w.keeper.suspends.suspend(await add(w, "first", HELD_GIB), Cause.TURN)
+            with pytest.raises(VgpuError, match="the driver refuses"):
+                await w.keeper.suspends.deepen(evicted)
+            assert w.keeper.book.get("first").is_swapped
+            assert leases.saves == {"first": False}
+
+    clock.run(fails())

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests import clock
 from tests.node.world import request
@@ -140,6 +141,49 @@ def test_a_swap_out_fails_if_libvgpu_does_not_begin_it_in_time(
 ) -> None:
     with pytest.raises(VgpuError, match=why):
         clock.run(Goes(phase, quiet).until(tenant("a", State.SUSPENDING), SwapPhase.OUT))
+
+
+class Prepares(swaps.Swaps):
+    """Swaps of an evicted tenant with two processes of 8 GiB, of which `ready` are ready for the driver."""
+
+    def __init__(self, ready: int = 0) -> None:
+        self.ready = ready
+        self._context = cast(NodeContext, SimpleNamespace(activities=Silent()))
+
+    def _read(self, _: Allocation) -> tuple[ProcessSwap, ...]:
+        size = 8 * GIB
+        return tuple(ProcessSwap(SwapPhase.OUT, 0, size, size, is_ready=self.ready > at) for at in range(2))
+
+
+def test_the_driver_saves_an_evicted_tenant_only_after_all_its_processes_are_ready() -> None:
+    prepares = Prepares()
+
+    async def saves() -> None:
+        waits = asyncio.ensure_future(prepares.until_ready(tenant("a", State.SUSPENDING)))
+        for prepares.ready in range(2):
+            await clock.passed(3)
+            assert not waits.done()
+        prepares.ready = 2
+        await clock.passed(1)
+        assert waits.done()
+
+    with capture_logs() as lines:
+        clock.run(saves())
+    assert lines == []
+
+
+def test_an_evicted_tenant_that_does_not_become_ready_is_saved_after_a_time_for_its_memory() -> None:
+    """The lease of a libvgpu of an older version never says that a process is ready."""
+
+    async def saves() -> float:
+        began = daemon_clock.now()
+        await Prepares(ready=1).until_ready(tenant("a", State.SUSPENDING))
+        return daemon_clock.now() - began
+
+    with capture_logs() as lines:
+        assert clock.run(saves()) == pytest.approx(8, abs=0.1)
+    (line,) = lines
+    assert (line["event"], line["allocation"]) == ("tenant_not_ready_for_checkpoint", "a")
 
 
 class Lies(swaps.Swaps):

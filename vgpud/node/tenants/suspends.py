@@ -358,6 +358,7 @@ class Suspends:
             await self._do.end(active, Change.RESUMED, sentence)
         elif stays_evicted:
             away = await self.swaps.measured(replace(surfaced(allocation), state=State.SUSPENDED))
+            await self._do.limit(away)  # the driver saves nothing now, so libvgpu may evict more
             await self._do.end(away, suspension_outcome(away), f"{sentence}; libvgpu has its memory")
         else:
             await self.swaps.wake(surfaced(allocation), sentence)

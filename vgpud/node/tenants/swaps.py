@@ -34,7 +34,10 @@ _DRAIN_SECONDS = 4.0  # maximum time for the running work of a tenant to end
 _PREPARE_SECONDS = 4.0  # maximum time in which a host buffer that is being made does not grow
 # after a direct move: maximum time in which libvgpu frees the tenant's memory on the old device
 _BEHIND_SECONDS = 2.0
-_READY_SECONDS = 4.0  # maximum time in which libvgpu prepares a tenant for the driver's checkpoint
+# Maximum time in which libvgpu prepares a tenant for the driver's checkpoint, and the same time again for
+# each _READY_BYTES of its memory: ten times as long as an idle host takes to unlock the host buffer
+_READY_SECONDS = 4.0
+_READY_BYTES = 16 << 30
 _ROOM_SECONDS = 10.0  # maximum wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # wait after which other tenants may keep no memory on the card
 
@@ -404,11 +407,14 @@ class Swaps:
         because the checkpoint only takes longer without that, and a libvgpu of an older version does not
         report it.
         """
+        movable = sum(swap.movable_bytes for swap in self._read(going))
+        most = _READY_SECONDS * (1 + movable / _READY_BYTES)
 
         def late(_: bool) -> tuple[str, ...]:
             return (going.id,) if not all(swap.is_ready for swap in self._read(going)) else ()
 
-        await self._context.activities.wait(late, _READY_SECONDS)
+        if not await self._context.activities.wait(late, most):
+            log.warning(LogEvent.TENANT_NOT_READY_FOR_CHECKPOINT, allocation=going.id, seconds=round(most))
 
     async def until_behind_is_free(self, moved: Allocation) -> None:
         """Waits until libvgpu has freed the memory on the device that the tenant has left; for a bounded
