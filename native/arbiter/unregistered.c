@@ -24,7 +24,8 @@
 
 struct claimed {
     int usage_fd;
-    uint64_t unlocked[VGPU_MAX_SLOTS / WORD_BITS]; /* slots without a lock, as bits */
+    uint64_t unlocked[VGPU_MAX_SLOTS / WORD_BITS]; /* slots of ended processes, as bits */
+    bool dying;                                    /* a process without its lock is still dying */
 };
 
 static bool is_unlocked(const struct claimed *claimed, uint32_t slot)
@@ -32,9 +33,14 @@ static bool is_unlocked(const struct claimed *claimed, uint32_t slot)
     return (claimed->unlocked[slot / WORD_BITS] >> slot % WORD_BITS & 1) != 0;
 }
 
-static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot)
+static void look_at_slot(struct claimed *claimed, uint32_t index, const struct vgpu_slot *slot)
 {
-    return slot->owner == VGPU_OWNER_SELF && usage_io_holder(usage_fd, index) == 0 && !vgpu_process_dying(slot->pid);
+    if (slot->owner != VGPU_OWNER_SELF || usage_io_holder(claimed->usage_fd, index) != 0)
+        return;
+    if (vgpu_process_dying(slot->pid))
+        claimed->dying = true;
+    else
+        claimed->unlocked[index / WORD_BITS] |= (uint64_t)1 << index % WORD_BITS;
 }
 
 /*
@@ -48,8 +54,7 @@ static void find_out(void *data)
     for (uint32_t first = 0; first < VGPU_MAX_SLOTS; first += SLOTS_A_READ) {
         uint32_t count = usage_io_slots(claimed->usage_fd, first, slots, SLOTS_A_READ);
         for (uint32_t slot = first; slot < first + count; slot++)
-            if (has_ended(claimed->usage_fd, slot, &slots[slot - first]))
-                claimed->unlocked[slot / WORD_BITS] |= (uint64_t)1 << slot % WORD_BITS;
+            look_at_slot(claimed, slot, &slots[slot - first]);
     }
     close(claimed->usage_fd);
 }
@@ -82,9 +87,9 @@ static bool clear(struct lease *lease, uint32_t slot)
 bool unregistered_look(struct lease *lease)
 {
     struct claimed claimed;
-    bool again = false;
     if (look(lease, &claimed) != ASIDE_DONE)
         return !lease->shut;
+    bool again = claimed.dying;
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++) {
         uint8_t before = lease->unlocked[slot];
         lease->unlocked[slot] = !is_unlocked(&claimed, slot) ? 0 : before < LOOKS ? before + 1 : LOOKS;

@@ -12,8 +12,8 @@
 
 /*
  * Looks at the lease's claimed slots; the lease need not be held. Queues the slots of ended processes for
- * unregistered_clear_one. Returns true if the next tick must look again (rest.h): a claimed slot has no lock, or the
- * look did not end.
+ * unregistered_clear_one. Returns true if the next tick must look again (rest.h): a claimed slot has no lock, also while
+ * its process is dying, or the look did not end.
  */
 bool unregistered_look(struct lease *lease);
 
