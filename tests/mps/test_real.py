@@ -365,6 +365,7 @@ def test_an_mps_server_in_a_fault_is_reported_and_ended(
             "MPS server 7 is",
             "MPS server 7 stays",
         ]
+        await until(lambda: audits(logged), "it was not recorded")
         await made.supervisor.down()
 
     play(work)
