@@ -64,6 +64,9 @@ class Tenants:
             "tenant-quota": ("--isolation", "quota", "--device", "0", "--memory", "1GiB"),
             "tenant-mps": ("--isolation", "compute", "--device", "1", "--memory", "1GiB", "--cores", "50"),
         }
+
+    def begin(self) -> None:
+        machine = self.machine
         machine.shell("rm -f /tmp/tenant-*")
         for unit, asked in self.asked.items():
             options = [
@@ -105,6 +108,7 @@ class Tenants:
 def tenants(machine: Machine) -> Iterator[Tenants]:
     made = Tenants(machine)
     try:
+        made.begin()
         yield made
     finally:
         made.end()
