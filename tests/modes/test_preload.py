@@ -5,8 +5,9 @@ arbiter.
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,9 +143,9 @@ class Ending(Watched):
         return super().on_exit(name, callback)
 
 
-def obey(arbiter: socket.socket) -> None:
-    """Carries out all orders until the test shuts the socket down. A client may have left by then."""
-    done = struct.pack("<I", layout.MSG_OK).ljust(layout.MESSAGE_SIZE, b"\0")
+def answer(arbiter: socket.socket, kind: int) -> None:
+    """Answers all orders until the test shuts the socket down. A client may have left by then."""
+    done = struct.pack("<I", kind).ljust(layout.MESSAGE_SIZE, b"\0")
     with suppress(OSError):
         while True:
             with arbiter.accept()[0] as line, suppress(OSError):
@@ -152,30 +153,73 @@ def obey(arbiter: socket.socket) -> None:
                 line.send(done)
 
 
+@contextmanager
+def arbiter_in(run_dir: Path, kind: int) -> Iterator[None]:
+    """An arbiter that answers every order with a message of this kind."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
+        arbiter.bind(str(run_dir / "arbiter" / "control.sock"))
+        arbiter.listen()
+        thread = threading.Thread(target=answer, args=(arbiter, kind))
+        thread.start()
+        try:
+            yield
+        finally:
+            arbiter.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def watched(run_dir: Path) -> tuple[Ending, Preload]:
+    units: Any = Ending()
+    paths: Any = SimpleNamespace(run_dir=run_dir, leases=run_dir / "leases")
+    none: Any = None
+    (run_dir / "arbiter").mkdir()
+    paths.leases.mkdir()
+    return units, Preload(units, paths, none, none)
+
+
 def test_an_order_to_a_killed_arbiter_waits_for_the_notice_of_its_end(tmp_path: Path) -> None:
     """A killed process closes its sockets first and ends later."""
-    units: Any = Ending()
-    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases")
-    none: Any = None
-    (tmp_path / "arbiter").mkdir()
-    paths.leases.mkdir()
+    units, preload = watched(tmp_path)
 
-    async def order(arbiter: socket.socket) -> None:
-        preload = Preload(units, paths, none, none)
+    async def order() -> None:
         await preload.ensure_arbiter()
         ordered = asyncio.ensure_future(preload.serve_anew(["a"]))
         await clock.passed(1)
         assert not ordered.done()
-        arbiter.bind(str(tmp_path / "arbiter" / "control.sock"))
-        arbiter.listen()
-        units.end(ARBITER_UNIT)
-        obeying = asyncio.ensure_future(asyncio.to_thread(obey, arbiter))
-        await ordered
-        arbiter.shutdown(socket.SHUT_RDWR)
-        await obeying
+        with arbiter_in(tmp_path, layout.MSG_OK):
+            units.end(ARBITER_UNIT)
+            await ordered
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
-        clock.run(order(arbiter))
+    clock.run(order())
+
+
+def test_an_arbiter_that_lives_refuses_an_order_without_a_wait(tmp_path: Path) -> None:
+    _, preload = watched(tmp_path)
+
+    async def order() -> None:
+        await preload.ensure_arbiter()
+        began = asyncio.get_running_loop().time()
+        with arbiter_in(tmp_path, layout.MSG_ERROR), pytest.raises(VgpuError) as refusal:
+            await preload.serve_anew(["a"])
+        assert refusal.value.code is ErrorCode.HELPER_FAILED
+        assert asyncio.get_running_loop().time() - began < 1
+
+    clock.run(order())
+
+
+def test_listings_wait_only_once_for_an_arbiter_that_cannot_be_reached(tmp_path: Path) -> None:
+    _, preload = watched(tmp_path)
+
+    async def ask() -> None:
+        await preload.ensure_arbiter()
+        began = asyncio.get_running_loop().time()
+        for code in (ErrorCode.HELPER_FAILED, ErrorCode.HELPER_TIMEOUT, ErrorCode.HELPER_TIMEOUT):
+            with pytest.raises(VgpuError) as silence:
+                await preload.tenants(held(), held().slices[0], soon=True)
+            assert silence.value.code is code
+        assert asyncio.get_running_loop().time() - began < 2
+
+    clock.run(ask())
 
 
 class Refusing(Watched):

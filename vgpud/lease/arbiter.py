@@ -130,7 +130,7 @@ class ArbiterClient:
                 line.send(message)
                 reply = line.recv(layout.PROCESS_LIST_SIZE)
                 if not reply:
-                    raise ConnectionResetError(errno.ECONNRESET, "the arbiter ended before it answered")
+                    raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
                 self._silent_until = 0.0
                 return reply
         except TimeoutError as error:

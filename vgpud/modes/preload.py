@@ -152,8 +152,8 @@ class Preload:
         self.parking: set[str] = set()
         self._libraries = Libraries()
         self._starting = asyncio.Lock()
-        self._notice: Callable[[], None] | None = None
-        self._has_ended = asyncio.Event()  # cleared while the arbiter is watched
+        self._is_unwatched = asyncio.Event()  # cleared from the start of the arbiter to the notice of its end
+        self._is_unwatched.set()
         self._restart: asyncio.Future[None] | None = None
 
     async def verify(self, device: Device) -> str | None:
@@ -167,14 +167,16 @@ class Preload:
 
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it does not run. One arbiter serves all devices in mode preload."""
-        if self._notice is not None:  # the arbiter is watched already: its death would have been reported
+        if (
+            not self._is_unwatched.is_set()
+        ):  # the death of an arbiter that is watched would have been reported
             return
         async with self._starting:
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
                 await self._start_arbiter()
-            if self._notice is None:
-                self._has_ended.clear()
-                self._notice = self._units.on_exit(ARBITER_UNIT, self._ended)
+            if self._is_unwatched.is_set():
+                self._is_unwatched.clear()
+                self._units.on_exit(ARBITER_UNIT, self._ended)
 
     async def _start_arbiter(self) -> None:
         control = self._paths.run_dir / "arbiter" / "control.sock"
@@ -198,8 +200,7 @@ class Preload:
         """Called when the arbiter has ended: starts it again if a lease exists. Meanwhile, libvgpu still
         enforces the limits, but a process of a tenant that ends keeps its slot in the lease.
         """
-        self._notice = None
-        self._has_ended.set()
+        self._is_unwatched.set()
         self._is_silent = False
         if self._is_needed():
             log.error(LogEvent.ARBITER_DIED_RESTARTING, message_id=Message.ARBITER)
@@ -223,7 +224,7 @@ class Preload:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def look_at_arbiter(self) -> None:
-        if self._notice is None or await self._answers():
+        if self._is_unwatched.is_set() or await self._answers():
             self._silent_since = None
             self._is_silent = False
         elif self._silent_since is None:
@@ -255,10 +256,11 @@ class Preload:
         except VgpuError as error:
             if not isinstance(error.__cause__, OSError) or error.code is not ErrorCode.HELPER_FAILED:
                 raise
-        if self._notice is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_NOTICE_SECONDS):
-                    await self._has_ended.wait()
+        try:
+            async with asyncio.timeout(_NOTICE_SECONDS if is_patient else _SILENCE_SECONDS):
+                await self._is_unwatched.wait()
+        except TimeoutError:
+            self._is_silent = True
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id, is_patient)
 
