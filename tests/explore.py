@@ -1,4 +1,5 @@
-"""`./dev test --explore MINUTES`: runs the property tests with new seeds until the time is over or one fails.
+"""`./dev test --explore MINUTES`: runs the property tests with new seeds, in rounds, until a round
+fails or ends after this time.
 
 A failure prints its seed and the shrunk example. Keep the example by an `@example(...)` above the test's
 `@given` (for a state machine: as a test of its own). Every later run of the suite tries it.
@@ -8,6 +9,8 @@ import random
 import subprocess
 import sys
 import time
+
+import pytest
 
 from tests.simnode import ROOT
 
@@ -20,7 +23,11 @@ def main(words: list[str]) -> int:
     while True:
         seed = random.SystemRandom().randrange(1 << 32)
         command = [sys.executable, "-m", "pytest", *CHOSEN, f"--hypothesis-seed={seed}", *words[1:]]
-        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+            print("no property test is selected", file=sys.stderr)
+            return code
+        if code:
             found = f"found with --hypothesis-seed={seed}"
             print(f"{found}: keep it as an @example (docs/testing.md)", file=sys.stderr)
             return code

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.conditions import needs
 from tests.otheruser import as_user
 
@@ -29,6 +31,36 @@ def test_an_unknown_verb_is_refused() -> None:
     done = dev(str(ROOT / "dev"), "frobnicate")
     assert done.returncode == 1
     assert "unknown verb 'frobnicate'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("clean now", "clean takes no arguments"),
+        ("test --explore soon", "--explore takes a number of minutes above 0, not 'soon'"),
+        ("test --explore 0", "--explore takes a number of minutes above 0, not '0'"),
+        ("test --explore", "--explore takes a number of minutes above 0, not ''"),
+        ("test --driver 999", "no simulated driver is of branch '999'"),
+        ("test tests/none::test_x -n 2", "there is no tests/none"),
+        ("cluster-test --kubernetes /none", "there is no folder '/none'"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_built(tmp_path: Path, words: str, says: str) -> None:
+    copy = shutil.copy(ROOT / "dev", tmp_path)
+    done = dev(copy, *words.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[0] == f"./dev: {says}"
+    assert list(tmp_path.iterdir()) == [Path(copy)]
+
+
+@pytest.mark.parametrize("verb", ["clean", "test", "coverage", "gpu-bench"])
+def test_help_of_a_verb_lists_the_verbs_and_does_nothing_else(tmp_path: Path, verb: str) -> None:
+    copy = shutil.copy(ROOT / "dev", tmp_path)
+    (tmp_path / "build").mkdir()
+    done = dev(copy, verb, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ./dev VERB")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build", "dev"]
 
 
 @needs("root")
