@@ -20,6 +20,7 @@ from vgpud.inject.cdi import spec_path
 from vgpud.inject.specs import Specs
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Isolation, Mode, State
 from vgpud.node.cdi_watch import CdiWatch
@@ -75,6 +76,32 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
             again = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
             assert (await w.ledger.load()).allocations[0].state is State.ACTIVE
+
+    clock.run(work())
+
+
+def test_a_resize_waits_for_a_change_that_is_not_recorded_yet(tmp_path: Path) -> None:
+    """A pause, and the begin of a suspension: the state of the allocation is still active."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            gate = asyncio.Event()
+
+            async def pause() -> Allocation:
+                await gate.wait()
+                now = replace(held, paused=True)
+                return await w.keeper.store.commit(now, Change.PAUSED, "paused")
+
+            pausing = w.keeper.changes.begin(held.id, pause())
+            resizing = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 8 * GIB, None))
+            await clock.settled()
+            assert w.keeper.book.get(held.id) == held
+            gate.set()
+            await pausing
+            resized = await resizing
+            assert (resized.paused, resized.slices[0].memory_bytes) == (True, 8 * GIB)
+            assert w.keeper.book.get(held.id) == resized
 
     clock.run(work())
 

@@ -34,9 +34,10 @@ class Changes:
         return self._tasks.values()
 
     def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a change of an allocation. The change continues if its caller is cancelled, and a release
-        waits for it.
+        """Starts a change of an allocation, of which no change is running (`settle`). The change continues if
+        its caller is cancelled, and a release waits for it.
         """
+        assert allocation_id not in self._tasks, f"another change of {allocation_id} is running"
         task = asyncio.ensure_future(work)
         self._tasks[allocation_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(allocation_id, None))

@@ -39,8 +39,13 @@ class Resizes:
         """
         account = await self._accounts.of(allocation.request.counts_for, self._policy())
         allocation = self._book.get(allocation.id)
+        if allocation.id in self._changes:
+            check_resizable(allocation)
+            # a change that is not recorded yet: a pause, or the begin of a suspension
+            await self._changes.settle(allocation.id)
+            allocation = self._book.get(allocation.id)
         # an allocation whose last resize could not be recorded can be resized again
-        if allocation.id in self._changes or allocation.state is not State.RESIZING:
+        if allocation.state is not State.RESIZING:
             check_resizable(allocation)
         slices = resize_slices(
             allocation, memory_bytes, share, self._inventory.node, self._book.use, self._policy()
