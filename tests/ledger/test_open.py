@@ -3,6 +3,7 @@ unchanged.
 """
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import shutil
@@ -113,6 +114,23 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         assert f"process {holder.pid}" in error.sentence
         holder.kill()
     fill(path)  # the kernel has released the lock at the end of the process
+
+
+def test_a_lock_that_outlives_its_recorded_holder_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_LOOKS", 2)
+    path = ledger_path(tmp_path)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    with path.with_name(path.name + ".lock").open("w") as lock:
+        lock.write(str(ended.pid))
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = refusal(path)
+    assert error.code is ErrorCode.LEDGER_LOCKED
+    assert f"process {ended.pid}, which has ended" in error.sentence
+    assert "fuser" in error.hint
 
 
 def test_a_ledger_is_opened_as_soon_as_the_child_of_a_killed_holder_has_closed_it(

@@ -67,11 +67,15 @@ def _holder(descriptor: int) -> str:
 
 
 def _locked(path: Path, holder: str) -> VgpuError:
-    who = f"process {holder}" if holder.isdecimal() else "another process"
+    who, hint = "another process", "stop the other vgpud first"
+    if holder.isdecimal():
+        who = f"process {holder}"
+        if start_ticks(int(holder)) is None:
+            who, hint = f"a process that took it over from {who}, which has ended", f"`fuser {path}` names it"
     return VgpuError(
         ErrorCode.LEDGER_LOCKED,
         f"the ledger {path} is in use by {who}",
-        "stop the other vgpud first, or set VGPUD_STATE_DIR of this vgpud to another directory",
+        f"{hint}, or set VGPUD_STATE_DIR of this vgpud to another directory",
     )
 
 
