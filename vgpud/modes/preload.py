@@ -66,8 +66,9 @@ ARBITER_UNIT = "vgpud-arbiter"
 # (RETRY_MS_MAX in arbiter_link.c).
 _REGISTER_SECONDS = 0.25
 # The longest wait for the notice of the arbiter's end after its connection broke. A killed process closes its
-# sockets first and ends later: more than 0.2 s later on 2 cores at a load of 41.
-_NOTICE_SECONDS = 5.0
+# sockets first and ends later: more than 0.2 s later on 2 cores at a load of 41. An arbiter that lives and
+# cannot be reached is killed by `watch` within _HANG_SECONDS and a look.
+_NOTICE_SECONDS = 10.0
 # pause before a restart, so that an arbiter that dies at once is not restarted in a tight loop
 _RESTART_SECONDS = 0.2
 # Time that the event loop itself waits for the arbiter: a healthy arbiter answers in tens of microseconds,
