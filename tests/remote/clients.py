@@ -22,7 +22,8 @@ def say(client: Command, words: str) -> str:
 def opened(remote: RemoteNode, token: str, *options: str) -> Client:
     """Starts a client, and waits until its program has a connection to the engine."""
     client = remote.client(token, *options)
-    assert say(client, "echo hello") == "hello", remote.log.read_text()
+    answer = say(client, "echo hello")
+    assert answer == "hello", (answer, "" if answer else ended(client), remote.log.read_text())
     return client
 
 
