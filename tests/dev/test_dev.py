@@ -46,7 +46,7 @@ def test_an_unknown_verb_is_refused() -> None:
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_is_built(tmp_path: Path, words: str, says: str) -> None:
-    copy = shutil.copy(ROOT / "dev", tmp_path)
+    copy = str(shutil.copy(ROOT / "dev", tmp_path))
     done = dev(copy, *words.split())
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[0] == f"./dev: {says}"
@@ -55,7 +55,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_built(tmp_path: Path, wo
 
 @pytest.mark.parametrize("verb", ["clean", "test", "coverage", "gpu-bench"])
 def test_help_of_a_verb_lists_the_verbs_and_does_nothing_else(tmp_path: Path, verb: str) -> None:
-    copy = shutil.copy(ROOT / "dev", tmp_path)
+    copy = str(shutil.copy(ROOT / "dev", tmp_path))
     (tmp_path / "build").mkdir()
     done = dev(copy, verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
