@@ -110,7 +110,8 @@ class Moves:
         allocation = await self._do.wait_until_settled(allocation_id)
         if allocation.is_swapped:
             self.plan(allocation, rules.ends_of(allocation, to, source))
-            allocation = await self._suspends.deepen(allocation)
+            await self._suspends.deepen(allocation)
+            allocation = await self._do.wait_until_settled(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
