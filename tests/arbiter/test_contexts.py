@@ -34,8 +34,8 @@ def is_held_to_its_share(card: Card, how: str, count: int, kernel_us: int = KERN
     assert (done.returncode, done.stderr) == (0, "")
     account = counters(lease)
     # The test compares granted times. On a busy machine the arbiter ends slices late, and charges the longer
-    # time.
-    assert account["granted_ns"] < 2 * SHARE / 100 * (account["granted_ns"] + account["waited_ns"]), account
+    # time: 44 of 20 percent at a load of 60. A program that escapes its share gets all of the time.
+    assert account["granted_ns"] < 3 * SHARE / 100 * (account["granted_ns"] + account["waited_ns"]), account
     # without time slices the kernels would take four times the charged device time
     assert json.loads(done.stdout)["kernels"] * kernel_us * 1000 < 2 * account["used_ns"], account
 
