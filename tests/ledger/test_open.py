@@ -130,7 +130,7 @@ def test_a_lock_that_outlives_its_recorded_holder_is_said(
         error = refusal(path)
     assert error.code is ErrorCode.LEDGER_LOCKED
     assert f"process {ended.pid}, which has ended" in error.sentence
-    assert "fuser" in error.hint
+    assert f"`fuser {path}.lock` names it" in error.hint
 
 
 def test_a_ledger_is_opened_as_soon_as_the_child_of_a_killed_holder_has_closed_it(

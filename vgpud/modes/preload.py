@@ -168,9 +168,7 @@ class Preload:
 
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it does not run. One arbiter serves all devices in mode preload."""
-        if (
-            not self._is_unwatched.is_set()
-        ):  # the death of an arbiter that is watched would have been reported
+        if not self._is_unwatched.is_set():  # its death would have been reported
             return
         async with self._starting:
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
