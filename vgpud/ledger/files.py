@@ -71,7 +71,8 @@ def _locked(path: Path, holder: str) -> VgpuError:
     if holder.isdecimal():
         who = f"process {holder}"
         if start_ticks(int(holder)) is None:
-            who, hint = f"a process that took it over from {who}, which has ended", f"`fuser {path}.lock` names it"
+            who = f"a process that took it over from {who}, which has ended"
+            hint = f"`fuser {path}.lock` names it"
     return VgpuError(
         ErrorCode.LEDGER_LOCKED,
         f"the ledger {path} is in use by {who}",
