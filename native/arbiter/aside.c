@@ -173,8 +173,12 @@ static bool waited_for(struct call *call, pthread_t thread)
     while (!call->ended && asleep < SLEEPS && (!known || ns_of(clock) <= ASIDE_MAX_NS)) {
         uint64_t until = ns_of(CLOCK_MONOTONIC) + LOOK_NS;
         struct timespec at = {.tv_sec = (time_t)(until / NS_PER_S), .tv_nsec = (long)(until % NS_PER_S)};
-        if (pthread_cond_timedwait(&call->news, &call->lock, &at) != 0)
-            asleep = sleeps(call) ? asleep + 1 : 0;
+        if (pthread_cond_timedwait(&call->news, &call->lock, &at) == 0)
+            continue;
+        /* without the lock, for which a thread whose work is done would sleep */
+        pthread_mutex_unlock(&call->lock);
+        asleep = sleeps(call) ? asleep + 1 : 0;
+        pthread_mutex_lock(&call->lock);
     }
     bool ended = call->ended;
     call->left = !ended;
