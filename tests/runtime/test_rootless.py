@@ -64,10 +64,15 @@ def rootless(rootfs: Path) -> Iterator[Rootless]:
         node.start()
         made = Rootless(folder, node)
         # the user's runtime must be able to mount the libraries of the build
-        plain = made.run("--rm", f"--volume={BUILD}:/build", command="true", runtime="runc")
-        if plain.returncode != 0:
-            unmet("podman", f"it runs no rootless container here: {plain.stderr.strip()}")
-        yield made
+        try:
+            plain = made.run("--rm", f"--volume={BUILD}:/build", command="true", runtime="runc")
+            if plain.returncode != 0:
+                unmet("podman", f"it runs no rootless container here: {plain.stderr.strip()}")
+            yield made
+        finally:
+            pause = folder / "libpod/tmp/pause.pid"  # the process that keeps the user's namespaces
+            if pause.exists():
+                os.kill(int(pause.read_text()), signal.SIGKILL)
         made.podman("rm", "--force", "--time=0", "held")
 
 
