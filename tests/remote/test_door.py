@@ -65,6 +65,17 @@ def test_a_client_is_served_while_others_send_garbage_or_leave_connections_half_
     assert "Traceback" not in remote.log.read_text()
 
 
+def test_a_client_whose_connection_the_door_closes_tries_nine_times_more(remote: RemoteNode) -> None:
+    token = remote.grant()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(60)
+        remote.port = door.getsockname()[1]
+        client = remote.client(token)
+        for _ in range(10):
+            door.accept()[0].close()
+        assert "it closed the connection (E801)" in ended(client)
+
+
 def test_an_invalid_call_to_the_remote_door_is_refused(remote: RemoteNode) -> None:
     context = ssl.create_default_context(cafile=CERTIFICATES / "door.pem")
     settings = b'{"version":2,"call":"settings"}\n'

@@ -27,9 +27,8 @@ _CALL_SECONDS = 150.0  # maximum wait for the door's reply: more than the door's
 _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # maximum wait for the release of the slice
 _AGAIN_SECONDS = 1.0
-# attempts to connect to the engine's server: the door may refuse one, because it limits the number and the
-# rate of handshakes
-_ATTACHES, _ATTACH_AGAIN_SECONDS = 10, 0.3
+# attempts to connect: the door closes a connection at once that is beyond its number or its rate of handshakes
+_CONNECTS, _CONNECT_AGAIN_SECONDS = 10, 0.3
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
 # /proc/net/tcp is read up to 50 times, because a listing that changes while it is read can lack a socket
@@ -109,9 +108,7 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
     writer: StreamWriter | None = None
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
-            )
+            reader, writer = await _connected(place)
         _check_pin(place, writer)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         async with asyncio.timeout(_CALL_SECONDS):
@@ -128,6 +125,23 @@ async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWrit
         if writer is not None:
             drop(writer)
         raise
+
+
+async def _connected(place: Place) -> Stream:
+    """Makes the TLS handshake. Tries again if the door closes the connection before its end: the door has
+    received no call then.
+    """
+    host, port = place.host_and_port
+    for left in reversed(range(_CONNECTS)):
+        try:
+            return await asyncio.open_connection(
+                host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
+            )
+        except ConnectionResetError:
+            if not left:
+                raise
+        await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
+    raise AssertionError
 
 
 def _why(error: BaseException) -> str:
@@ -258,16 +272,8 @@ class Tunnel:
 
     async def _attach(self) -> Stream:
         """Connects to the engine's server through the door. Raises VgpuError."""
-        asked = wire.Attach(self._made["session"], self._made["key"])
-        for left in reversed(range(_ATTACHES)):
-            try:
-                reader, writer, _ = await call(self._place, asked)
-                return reader, writer
-            except VgpuError as error:
-                if error.code is not ErrorCode.UNREACHABLE or not left:
-                    raise
-            await asyncio.sleep(_ATTACH_AGAIN_SECONDS)
-        raise AssertionError
+        reader, writer, _ = await call(self._place, wire.Attach(self._made["session"], self._made["key"]))
+        return reader, writer
 
     async def _arrived(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.current_task()
