@@ -27,7 +27,7 @@ _CALL_SECONDS = 150.0  # maximum wait for the door's reply: more than the door's
 _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # maximum wait for the release of the slice
 _AGAIN_SECONDS = 1.0
-# attempts to connect: the door closes a connection at once that is beyond its number or its rate of handshakes
+# attempts to connect: the door closes connections beyond their number or their rate at once
 _CONNECTS, _CONNECT_AGAIN_SECONDS = 10, 0.3
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
