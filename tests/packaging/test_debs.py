@@ -31,7 +31,7 @@ def test_all_files_that_state_the_packages_version_state_the_same_one() -> None:
 def test_lintian_finds_no_error(debs: Path) -> None:
     """lintian finds no error in the packages, and no override that does not match."""
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mismatched-override" not in done.stdout
 
