@@ -41,6 +41,7 @@
     X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
 #define SPIN_OPTIONAL(X)           \
     X(cuLaunchCooperativeKernel)   \
+    X(cuLaunchKernelEx)            \
     X(cuStreamBeginCapture_v2)     \
     X(cuStreamEndCapture)          \
     X(cuGraphInstantiateWithFlags) \
@@ -60,6 +61,8 @@ enum {
     GREENS = 2,
     GRAPH_KERNELS = 40,
     BLOCK = 256,
+    CLUSTER = 2,
+    COUNTERS_BYTES = 1 << 16, /* 64 bytes of counters, then 8 bytes for each block of a grid that meets */
     IN_FLIGHT_US = 20000,
     CHUNKS = 4,
     DEPTH_MOST = 64,
@@ -81,7 +84,7 @@ static struct {
     CUgraphExec graph;
     uint64_t iterations;
     CUdeviceptr counter, host_device;
-    volatile uint64_t *host;
+    volatile uint64_t *host; /* number of finished kernels; number of blocks that passed a barrier too early, or less */
     unsigned grid;
     uint64_t launched; /* number of kernels launched */
 } run;
@@ -96,6 +99,31 @@ static const char ptx[] =
     " setp.eq.f32 %q, %f, 0f7F7FFFFF;\n @%q st.global.f32 [%c+8], %f;\n"
     " or.b32 %t, %t, %b;\n setp.ne.u32 %p, %t, 0;\n @%p bra done;\n"
     " atom.global.add.u64 %v, [%c], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h], %v;\n"
+    "done:\n ret;\n}\n"
+    /*
+     * The same work in eight rounds. After each round all blocks of the grid meet at a barrier, which a block passes
+     * when it sees that all others have arrived. A block then checks that its neighbour has written the round's number.
+     */
+    ".visible .entry meet(.param .u64 iterations, .param .u64 counter, .param .u64 host)\n{\n"
+    " .reg .pred %p, %q;\n .reg .u64 %n, %m, %c, %h, %v, %w, %a, %g, %round, %target;\n .reg .f32 %f;\n"
+    " .reg .u32 %t, %b, %r, %s;\n"
+    " ld.param.u64 %n, [iterations];\n ld.param.u64 %c, [counter];\n ld.param.u64 %h, [host];\n"
+    " mov.u32 %t, %tid.x;\n mov.u32 %b, %ctaid.x;\n mov.u32 %s, %nctaid.x;\n cvt.rn.f32.u32 %f, %t;\n"
+    " cvt.u64.u32 %g, %s;\n shr.u64 %n, %n, 3;\n mov.u32 %r, 0;\n"
+    " ld.volatile.global.u64 %round, [%c];\n shl.b64 %round, %round, 3;\n"
+    "round:\n mov.u64 %m, %n;\n add.u64 %round, %round, 1;\n"
+    "again:\n fma.rn.f32 %f, %f, 0f3F7FFFFF, 0f3F800001;\n sub.u64 %m, %m, 1;\n setp.gt.s64 %p, %m, 0;\n @%p bra again;\n"
+    " setp.eq.f32 %q, %f, 0f7F7FFFFF;\n @%q st.global.f32 [%c+8], %f;\n"
+    " bar.sync 0;\n setp.ne.u32 %p, %t, 0;\n @%p bra met;\n"
+    " mul.wide.u32 %a, %b, 8;\n add.u64 %a, %a, %c;\n st.volatile.global.u64 [%a+64], %round;\n membar.gl;\n"
+    " atom.global.add.u64 %v, [%c+16], 1;\n div.u64 %target, %v, %g;\n mad.lo.u64 %target, %target, %g, %g;\n"
+    "wait:\n ld.volatile.global.u64 %v, [%c+16];\n setp.lt.u64 %q, %v, %target;\n @%q bra wait;\n membar.gl;\n"
+    " add.u32 %s, %b, 1;\n cvt.u64.u32 %v, %s;\n rem.u64 %v, %v, %g;\n shl.b64 %v, %v, 3;\n add.u64 %a, %c, %v;\n"
+    " ld.volatile.global.u64 %w, [%a+64];\n sub.u64 %w, %w, %round;\n setp.le.u64 %q, %w, 1;\n @%q bra met;\n"
+    " atom.global.add.u64 %v, [%c+24], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h+8], %v;\n"
+    "met:\n bar.sync 0;\n add.u32 %r, %r, 1;\n setp.lt.u32 %q, %r, 8;\n @%q bra round;\n"
+    " or.b32 %t, %t, %b;\n setp.ne.u32 %p, %t, 0;\n @%p bra done;\n"
+    " atom.global.add.u64 %v, [%c], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h], %v;\n"
     "done:\n ret;\n}\n";
 
 static const char usage[] =
@@ -103,9 +131,10 @@ static const char usage[] =
     "Keeps a device busy with kernels of a known amount of work; prints one JSON object a line.\n\n"
     "  --kernel-us D   microseconds of work in a kernel (default 50)\n"
     "  --seconds S     how long (default 2)\n"
-    "  --mode MODE     eager (default), graph (40 kernels each), cooperative, streams (4), callbacks (a host\n"
-    "                  function behind each kernel), multi (one cooperative launch on this device and the next),\n"
-    "                  both (one launch on each of them), green (two green contexts, a stream each)\n"
+    "  --mode MODE     eager (default), graph (40 kernels each), cooperative (all blocks meet at eight barriers),\n"
+    "                  cluster (the same by cuLaunchKernelEx, in clusters of two blocks), streams (4), callbacks (a\n"
+    "                  host function behind each kernel), multi (one cooperative launch on this device and the\n"
+    "                  next), both (one launch on each of them), green (two green contexts, a stream each)\n"
     "  --every-us P --burst K\n"
     "                  a latency-sensitive client: K kernels every P microseconds, timed\n"
     "  --rate R        loop iterations in a microsecond, from --calibrate on the idle device (default 400)\n"
@@ -190,11 +219,24 @@ static void launch_beside(void)
     DO(cuCtxSetCurrent(beside.first));
 }
 
+/* Launches the kernel whose blocks meet, with cuLaunchKernelEx and in clusters. */
+static void launch_clusters(CUstream stream, void **parameters)
+{
+    CUlaunchAttribute how[] = {
+        {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1},
+        {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {CLUSTER, 1, 1}},
+    };
+    CUlaunchConfig config = {run.grid, 1, 1, BLOCK, 1, 1, 0, stream, how, sizeof(how) / sizeof(how[0])};
+    DO(cuLaunchKernelEx(&config, run.kernel, parameters, NULL));
+}
+
 static void launch(CUstream stream)
 {
     void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
     if (strcmp(want.mode, "multi") == 0)
         launch_on_both(stream, parameters);
+    else if (strcmp(want.mode, "cluster") == 0)
+        launch_clusters(stream, parameters);
     else if (strcmp(want.mode, "cooperative") == 0)
         DO(cuLaunchCooperativeKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters));
     else
@@ -235,9 +277,10 @@ static void open_device(void)
     DO(cuCtxSetCurrent(context));
     DO(cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
     DO(cuModuleLoadData(&module, ptx));
-    DO(cuModuleGetFunction(&run.kernel, module, "spin"));
-    DO(cuMemAlloc_v2(&run.counter, 64));
-    DO(cuMemsetD8_v2(run.counter, 0, 64));
+    bool meets = strcmp(want.mode, "cooperative") == 0 || strcmp(want.mode, "cluster") == 0;
+    DO(cuModuleGetFunction(&run.kernel, module, meets ? "meet" : "spin"));
+    DO(cuMemAlloc_v2(&run.counter, COUNTERS_BYTES));
+    DO(cuMemsetD8_v2(run.counter, 0, COUNTERS_BYTES));
     DO(cuMemHostAlloc(&host, 64, CU_MEMHOSTALLOC_DEVICEMAP));
     memset(host, 0, 64);
     run.host = host;
@@ -379,8 +422,9 @@ static int saturate(void)
     for (unsigned i = 0; i < report.count; i++)
         printf("%s[%.3f, %llu]", i > 0 ? ", " : "", (double)(report.marks[i].at - start) / 1e6,
                (unsigned long long)report.marks[i].done);
-    printf("], \"kernels\": %llu, \"seconds\": %.6f, \"per_second\": %.3f}\n", (unsigned long long)(last - first),
-           seconds, (double)(last - first) / seconds);
+    printf("], \"kernels\": %llu, \"seconds\": %.6f, \"per_second\": %.3f, \"wrong\": %llu}\n",
+           (unsigned long long)(last - first), seconds, (double)(last - first) / seconds,
+           (unsigned long long)run.host[1]);
     return 0;
 }
 

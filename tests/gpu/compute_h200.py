@@ -12,16 +12,16 @@ import json
 import math
 import os
 import random
-import signal
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ import pynvml
 from tests.demo.scenes import torch_python
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
+from vgpud.lease.usage import in_use, read_slots
 
 LEAD_SECONDS = 2.5  # the time in which all processes make their contexts before their common start
 HARD, WORK_CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
+SOME_MIB = 16  # of memory: the contexts of one program differ by less
 Line = dict[str, Any]
 
 
@@ -70,6 +72,7 @@ class Node:
     rate: float = 400.0
     arbiter: "subprocess.Popen[bytes] | None" = None
     count: int = 0
+    processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
     # kernel's microseconds, mode, processes -> kernels per second without libvgpu
     native: dict[tuple[float, str, int], float] = field(default_factory=dict)
 
@@ -113,7 +116,9 @@ class Node:
 
     def spin(self, lease: Path | None, *words: str) -> "subprocess.Popen[str]":
         command = [str(self.build / "bin" / "vgpu-spin"), "--rate", str(self.rate), *words]
-        return subprocess.Popen(command, env=self.environment(lease), stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, env=self.environment(lease), stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
 
     def environment(self, lease: Path | None) -> dict[str, str]:
         env = dict(os.environ)
@@ -135,7 +140,7 @@ def answer(process: "subprocess.Popen[str]") -> Line:
     if not out.strip():
         raise RuntimeError(f"{process.args!r} ended {process.returncode} without a word")
     line: Line = json.loads(out.strip().splitlines()[-1])
-    if line["state"] == "error" or process.returncode != 0:
+    if line["state"] == "error" or process.returncode != 0 or line.get("wrong"):
         raise RuntimeError(str(line))
     return line
 
@@ -160,6 +165,8 @@ def run(node: Node, tenants: Sequence[Tenant], lead: float = LEAD_SECONDS) -> li
     for tenant, lease, processes in zip(tenants, leases, started, strict=True):
         parts = [answer(p) for p in processes]
         line = parts[0]
+        # a process that begins late makes its context while the others are measured
+        line["late_ms"] = max(0.0, max(p.get("start_ns", 0) for p in parts) - begin) / 1e6
         if lease is not None:
             line["counters"] = compute_counters(lease)
             if not all(p["libvgpu"] for p in parts) or line["counters"]["turns"] == 0:
@@ -205,7 +212,7 @@ def native_rate(
     key = us, mode, processes
     if key not in node.native:
         tenant = Tenant(None, 100, Work(us, mode, seconds), processes)
-        node.native[key] = run(node, [tenant], lead=0.7 + 0.3 * processes)[0]["per_second"]
+        node.native[key] = run(node, [tenant], lead=0.5 + 0.5 * processes)[0]["per_second"]
     return node.native[key]
 
 
@@ -220,18 +227,24 @@ def percentile(values: Sequence[float], part: float) -> float:
 def cost(node: Node) -> Line:
     """Cost of cuLaunchKernel: libvgpu's wrapper and the driver's own function in one process."""
     out: Line = {"native": answer(node.spin(None, "--cost"))}
-    for name, tenant in {
-        "alone": Tenant(NONE, 100, Work(5)),
-        "with another there": Tenant(WORK_CONSERVING, 50, Work(5)),
-    }.items():
-        other = Tenant(WORK_CONSERVING, 50, Work(5, seconds=0.1, extra=("--every-us", "30000000")))
-        begin = time.monotonic_ns() + 60_000_000_000
-        idle = node.spin(node.lease(other), *spin_words(other.work, begin)) if name != "alone" else None
-        time.sleep(2.0 if idle else 0)
+    for name, tenant, other in (
+        ("alone", Tenant(NONE, 100, Work(5)), None),
+        (
+            "with another there",
+            Tenant(WORK_CONSERVING, 50, Work(5)),
+            Work(5, extra=("--every-us", "30000000")),
+        ),
+        ("with another at work", Tenant(WORK_CONSERVING, 50, Work(5)), Work(1000, seconds=1e6)),
+    ):
+        beside = None
+        if other is not None:
+            begin = time.monotonic_ns() + (60_000_000_000 if other.extra else 0)
+            beside = node.spin(node.lease(Tenant(WORK_CONSERVING, 50, other)), *spin_words(other, begin))
+            time.sleep(2.0)
         out[name] = answer(node.spin(node.lease(tenant), "--cost"))
-        if idle is not None:
-            idle.kill()
-            idle.wait()
+        if beside is not None:
+            beside.kill()
+            beside.wait()
     for name, line in out.items():
         print("cost", name, json.dumps(line), flush=True)
     return out
@@ -241,18 +254,19 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
     """Rates of one tenant with policy `hard` that is alone on the device."""
     out = []
     for us, mode, processes in cases:
-        native_rate(node, us, mode, processes=processes)
+        native_rate(node, us, mode, seconds=1.5 if processes == 1 else 6.0, processes=processes)
         for share in asked:
             # several processes get longer rounds, because each hand-over between them takes longer
             seconds = 5.0 if us >= 20000 else 2.5 if processes == 1 else 8.0
             tenant = Tenant(HARD, share, Work(us, mode, seconds), processes)
-            line = run(node, [tenant], lead=1.0 + 0.3 * processes)[0]
+            line = run(node, [tenant], lead=0.8 + 0.5 * processes)[0]
             got = {
                 "us": us,
                 "mode": mode,
                 "processes": processes,
                 "asked": share,
                 "got": round(line["percent"], 2),
+                "late_ms": round(line["late_ms"], 1),
             }
             off = [abs(w - share) for w in line["window_percent"]]
             seconds_off = [abs(w - share) for w in means(line["window_percent"], 4)]
@@ -263,6 +277,9 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
             }
             print("alone", json.dumps(got), flush=True)
             out.append(got)
+    errors = [abs(line["got"] - line["asked"]) for line in out]
+    summary = {"cases": len(out), "mean": round(statistics.mean(errors), 2), "worst": round(max(errors), 2)}
+    print("alone, errors", json.dumps(summary), flush=True)
     return out
 
 
@@ -558,6 +575,148 @@ def killed(node: Node) -> Line:
     return out
 
 
+def until(holds: Callable[[], bool], what: str, seconds: float = 60.0, pause: float = 0.002) -> None:
+    """Waits until a condition holds. Raises RuntimeError if it does not within `seconds`."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise RuntimeError(f"for {seconds:g} s it is not so: {what}")
+        time.sleep(pause)
+
+
+def states(lease: Path) -> list[tuple[bool, bool]]:
+    """For each process of a lease with one device: whether its channels are disabled, and whether a call that
+    disables or enables them is in progress.
+    """
+    with (lease / layout.USAGE_FILE).open("rb") as page:
+        _, slots = read_slots(page.fileno())
+        heads = [
+            os.pread(
+                page.fileno(), 16, layout.CHANNELS_AT + slot * layout.CHANNELS_SIZE + layout.CHANNELS_OFF
+            )
+            for slot in (at // layout.SLOT_SIZE for at in in_use(slots))
+        ]
+    words = (struct.unpack("<4I", head) for head in heads)
+    return [(off & ~doubtful != 0, doubtful != 0) for off, _, _, doubtful in words]
+
+
+def used_mib(node: Node) -> int:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(node.uuid)).used) >> 20
+
+
+def all_off(lease: Path, processes: int) -> bool:
+    return [off for off, _ in states(lease)] == [True] * processes
+
+
+def at_moment(lease: Path, moment: str, processes: int) -> None:
+    """Waits until the tenant is off, or a call begins that disables ("leaves") or enables ("comes") its
+    channels.
+    """
+    if moment == "leaves":
+        until(lambda: not any(off or busy for off, busy in states(lease)), "it is on the device", pause=0)
+    else:
+        until(lambda: all_off(lease, processes), "it is off the device", pause=0)
+    if moment != "off":
+        until(lambda: any(busy for _, busy in states(lease)), f"it {moment}", pause=0)
+
+
+def kill_all(node: Node, processes: "Sequence[subprocess.Popen[str]]", least_mib: int) -> float:
+    """Kills processes. Returns the milliseconds until at least this much memory is free."""
+    before = used_mib(node)
+    began = time.monotonic()
+    for process in processes:
+        process.kill()
+    until(lambda: used_mib(node) <= before - least_mib, f"{least_mib} MiB are free")
+    freed_ms = 1e3 * (time.monotonic() - began)
+    for process in processes:
+        process.communicate()
+    return freed_ms
+
+
+def forgotten(node: Node, lease: Path) -> bool:
+    return not node.client.list(lease.name) and not states(lease)
+
+
+def killed_off(node: Node) -> Line:
+    """Kills tenants of 5 percent beside a tenant of 75 percent, for VGPU_DEATHS_SECONDS: while they are off
+    the device, and in the calls that disable and enable their channels. Every fourth has three processes.
+    Returns when their memory is free, what the neighbour has, what stays, and what the next tenants have.
+    """
+    seconds = float(os.environ.get("VGPU_DEATHS_SECONDS", "30"))
+    endless = ("--kernel-us", "1000", "--seconds", "1e6")
+    native_rate(node, 1000.0)
+    empty = used_mib(node)
+    unlimited = node.spin(None, *endless)
+    time.sleep(2.0)
+    least_mib = used_mib(node) - empty - SOME_MIB
+    native_ms = kill_all(node, [unlimited], least_mib)
+    neighbour = Tenant(HARD, 75, Work(1000, seconds=seconds, report_ms=1000.0))
+    begin = time.monotonic_ns() + int(LEAD_SECONDS * 1e9)
+    lease = node.lease(neighbour)
+    process = node.spin(lease, *spin_words(neighbour.work, begin))
+    time.sleep(LEAD_SECONDS)
+    base, files = used_mib(node), open_files(node)
+    dead: list[Line] = []
+    while not dead or time.monotonic_ns() < begin + (seconds - 3) * 1e9:
+        leases = [node.lease(Tenant(HARD, 5, Work(1000))) for _ in range(4)]
+        started = [
+            [node.spin(one, *endless) for _ in range(count)]
+            for one, count in zip(leases, (1, 1, 1, 3), strict=True)
+        ]
+        complete = base + least_mib * sum(map(len, started))
+        until(lambda: used_mib(node) >= complete, "all processes have contexts")  # noqa: B023
+        for one, processes in zip(leases, started, strict=True):
+            moment = ("off", "leaves", "comes")[len(dead) % 3]
+            at_moment(one, moment, len(processes))
+            freed_ms = kill_all(node, processes, least_mib * len(processes))
+            until(partial(forgotten, node, one), "the arbiter has no process of the tenant")
+            node.client.remove(one.name)
+            dead.append({"moment": moment, "processes": len(processes), "freed_ms": round(freed_ms, 1)})
+        until(lambda: used_mib(node) < base + SOME_MIB, "all memory of dead tenants is free")
+    until(lambda: open_files(node) <= files, "the arbiter has closed the files of dead tenants")
+    line = answer(process)
+    node.client.remove(lease.name)
+    percent = windows([line], node.native[1000.0, "eager", 1])
+    after = [Tenant(NONE, 100, Work(1000, seconds=2.0)), Tenant(HARD, 50, Work(1000, seconds=2.0))]
+    out: Line = {
+        "tenants": len(dead),
+        "processes": sum(one["processes"] for one in dead),
+        "freed_ms_without_libvgpu": round(native_ms, 1),
+        "freed_ms": {
+            f"{moment}, {count}": [len(times), round(statistics.median(times), 1), max(times)]
+            for moment in ("off", "leaves", "comes")
+            for count in (1, 3)
+            if (times := [d["freed_ms"] for d in dead if (d["moment"], d["processes"]) == (moment, count)])
+        },
+        "neighbour": round(100 * line["per_second"] / node.native[1000.0, "eager", 1], 2),
+        "neighbour_seconds": percent,
+        "left_mib": used_mib(node) - empty,
+        "next": [round(run(node, [tenant], lead=1.5)[0]["percent"], 2) for tenant in after],
+    }
+    print("killed off", json.dumps(out), flush=True)
+    return out
+
+
+def open_files(node: Node) -> int:
+    assert node.arbiter is not None
+    return len(list(Path(f"/proc/{node.arbiter.pid}/fd").iterdir()))
+
+
+def meetings(node: Node) -> list[Line]:
+    """Tenants of 25 percent whose blocks meet at barriers of the whole grid, beside one of 75. A block that
+    passes a barrier too early fails the section.
+    """
+    out = []
+    native_rate(node, 1000.0)
+    for mode, us in itertools.product(("cooperative", "cluster"), (1000.0, 20000.0)):
+        native_rate(node, us, mode)
+        lines = run(node, [Tenant(HARD, 25, Work(us, mode, 6.0)), Tenant(HARD, 75, Work(1000, seconds=6.0))])
+        got = [round(line["percent"], 2) for line in lines]
+        out.append({"mode": mode, "us": us, "asked": [25, 75], "got": got, "kernels": lines[0]["kernels"]})
+        print("meetings", json.dumps(out[-1]), flush=True)
+    return out
+
+
 def longest_gap_ms(marks: Sequence[Sequence[float]]) -> float:
     """The longest time in ms between two windows in which a kernel ended, or between one and an end of the
     run.
@@ -598,6 +757,7 @@ def gpu_uuids() -> tuple[str, ...]:
 
 @contextmanager
 def made(build: Path, engine: str) -> Iterator[Node]:
+    pynvml.nvmlInit()
     uuid = os.environ.get("VGPU_BENCH_UUID") or gpu_uuids()[0]
     with tempfile.TemporaryDirectory() as folder:
         node = Node(build, Path(folder), uuid, engine)
@@ -608,21 +768,20 @@ def made(build: Path, engine: str) -> Iterator[Node]:
                 node.rate = max(rates)
             yield node
         finally:
-            assert node.arbiter is not None
-            node.arbiter.send_signal(signal.SIGKILL)
+            for process in node.processes:
+                process.kill()
+                process.wait()
+            node.kill()
 
 
 EAGER = tuple((us, "eager", 1) for us in (5.0, 50.0, 1000.0, 20000.0))
 OTHERS = (
     (50.0, "graph", 1),
-    (1000.0, "graph", 1),
-    (50.0, "cooperative", 1),
-    (1000.0, "cooperative", 1),
+    (50.0, "callbacks", 1),
     (50.0, "streams", 1),
-    (1000.0, "streams", 1),
     (50.0, "eager", 4),
-    (1000.0, "eager", 4),
 )
+MEETING = tuple((us, mode, 1) for mode in ("cooperative", "cluster") for us in (50.0, 1000.0, 20000.0))
 SECTIONS = {
     "cost": cost,
     "quick": lambda node: [alone(node, (25.0,), EAGER), together(node, 50.0, (25, 75), HARD)],
@@ -631,12 +790,9 @@ SECTIONS = {
         together(node, 1000.0, (25, 75), WORK_CONSERVING),
         together(node, 50.0, (1,) * 8, WORK_CONSERVING),
     ],
-    "alone": lambda node: [
-        *alone(node, (5.0, 10.0, 25.0, 50.0, 75.0, 90.0), EAGER[1:3]),
-        *alone(node, (10.0, 25.0, 75.0), (EAGER[0], EAGER[3])),
-    ],
+    "alone": lambda node: alone(node, (5.0, 25.0, 50.0, 75.0, 90.0), (*EAGER, *OTHERS)),
     "stretched": stretched,
-    "modes": lambda node: alone(node, (25.0,), OTHERS),
+    "meetings": lambda node: [*alone(node, (25.0,), MEETING), *meetings(node)],
     "together": lambda node: [
         together(node, us, weights, policy)
         for us, weights, policy in (
@@ -663,6 +819,7 @@ SECTIONS = {
     "latency": latency,
     "orphaned": orphaned,
     "killed": killed,
+    "killed_off": killed_off,
     "idle": idle,
 }
 

@@ -11,6 +11,8 @@
  *     unmap    one cuMemUnmap over a mapping of an imported handle and one of its own
  *     close    allocates, closes all descriptors above 2 as a daemon does, says so, and ends with its standard input
  *     outside  makes a memory pool on the second device, which the lease does not have
+ *     busy     computes without end in a thread; forks at each f on standard input, and says so when the child has
+ *              ended; executes itself as `launch` at an e
  * Exit status 0, or a message.
  */
 #include <dlfcn.h>
@@ -57,9 +59,14 @@ static struct {
     SYMBOLS(MEMBER)
 } cu;
 
-enum { PIECE_BYTES = 64 << 20, CANCELS = 100, IN_FLIGHT = 16 };
+enum { PIECE_BYTES = 64 << 20, CANCELS = 100, IN_FLIGHT = 16, BUSY_ITERATIONS = 50000 };
 
-static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry one()\n{\n ret;\n}\n";
+static const char ptx[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry one()\n{\n ret;\n}\n"
+    ".visible .entry busy(.param .u64 iterations)\n{\n .reg .pred %p;\n .reg .u64 %n, %c;\n"
+    " ld.param.u64 %n, [iterations];\n"
+    "again:\n mov.u64 %c, %clock64;\n sub.u64 %n, %n, 1;\n setp.ne.u64 %p, %n, 0;\n @%p bra again;\n ret;\n}\n";
 static FILE *out;
 
 static void fail(const char *what, long figure)
@@ -96,13 +103,18 @@ static CUcontext begin(void)
     return context;
 }
 
-static CUfunction function_here(void)
+static CUfunction function_named(const char *name)
 {
     CUmodule module;
     CUfunction function;
     DO(cuModuleLoadData(&module, ptx));
-    DO(cuModuleGetFunction(&function, module, "one"));
+    DO(cuModuleGetFunction(&function, module, name));
     return function;
+}
+
+static CUfunction function_here(void)
+{
+    return function_named("one");
 }
 
 static void launch(CUfunction function)
@@ -269,13 +281,49 @@ static void try_outside(void)
         fail("cuMemPoolCreate", result);
 }
 
+static void *compute_for_ever(void *argument)
+{
+    struct launcher *launcher = argument;
+    uint64_t iterations = BUSY_ITERATIONS;
+    void *parameters[] = {&iterations};
+    DO(cuCtxSetCurrent(launcher->context));
+    for (;;) {
+        for (int i = 0; i < IN_FLIGHT; i++)
+            DO(cuLaunchKernel(launcher->function, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL));
+        DO(cuCtxSynchronize());
+    }
+    return NULL;
+}
+
+static void try_busy(void)
+{
+    static const char forked[] = "forked\n";
+    pthread_t thread;
+    char byte;
+    CUcontext context = begin();
+    struct launcher launcher = {.context = context, .function = function_named("busy")};
+    if (pthread_create(&thread, NULL, compute_for_ever, &launcher) != 0)
+        fail("thread", 0);
+    while (read(STDIN_FILENO, &byte, 1) == 1 && byte == 'f') {
+        int status;
+        pid_t child = fork();
+        if (child == 0)
+            _exit(0);
+        if (waitpid(child, &status, 0) != child || status != 0)
+            fail("child", status);
+        (void)!write(STDOUT_FILENO, forked, sizeof(forked) - 1);
+    }
+    execl("/proc/self/exe", "edges", "launch", (char *)NULL);
+    fail("exec", 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*run)(void);
-    } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},      {"cancel", try_cancel},
-                {"unmap", try_unmap},   {"close", try_close}, {"outside", try_outside}};
+    } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},       {"cancel", try_cancel},
+                {"unmap", try_unmap},   {"close", try_close}, {"outside", try_outside}, {"busy", try_busy}};
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)

@@ -3,12 +3,13 @@
     python -m tests.gpu.edges_h200 [--engine cut|gate] [--build DIR] [--programs DIR] [PART ...]
 
 Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
-streams, the lease's descriptors closed, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds:
-each alone on the device, under a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs
-are context_cycles.c, edges.c and strangers.c (build/native-tests). Each line has the expected and the
-measured value. The exit status is the number of wrong ones. The parts are `programs`, `streams` and `closed`
-(half a minute together), `cycles` and `live` (contexts; a minute and a half each); without one, all. No
-setting of the device is changed.
+streams, the lease's descriptors closed, forks, an exec, cancelled threads, one cuMemUnmap over mappings of
+two kinds: each alone on the device, under a memory limit and a hard share of 20 %, with libvgpu preloaded.
+The programs are context_cycles.c, edges.c and strangers.c (build/native-tests). Each line has the expected
+and the measured value. The exit status is the number of wrong ones. The parts are `programs`, `off` (forks
+and an exec while the tenant is off the device: only under engine `cut`), `streams` and `closed` (half a
+minute together), `cycles` and `live` (contexts; a minute and a half each); without one, all. No setting of
+the device is changed.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.gpu.compute_h200 import all_off, until
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, write_lease
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +34,7 @@ KERNEL_US = 500
 GIB = 1 << 30
 SECONDS_MOST = 100
 CYCLES = (("reset", 200, 20), ("release", 40, 8), ("destroy", 40, 8), ("green", 20, 6))
+FORKS = 20
 LIVE = (30, 36, 60)
 LIVE_SECONDS = 20  # a round of a tenant of many contexts takes half a second
 
@@ -53,12 +56,15 @@ class Machine:
         ArbiterClient(self.run_dir / "arbiter" / "control.sock").add(name)
         return folder
 
+    def environment(self, lease: Path | None) -> dict[str, str]:
+        if lease is None:
+            return dict(os.environ)
+        return os.environ | {"LD_PRELOAD": str(self.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+
     def run(
         self, lease: Path | None, *words: str, program: str = "edges"
     ) -> "subprocess.CompletedProcess[str]":
-        env = dict(os.environ)
-        if lease is not None:
-            env |= {"LD_PRELOAD": str(self.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+        env = self.environment(lease)
         command = [str(self.programs / program), *words]
         try:
             return subprocess.run(
@@ -115,14 +121,30 @@ def programs(machine: Machine) -> None:
         machine.say(f"{program} {way}", done.returncode == 0, f"{done.returncode} {done.stderr.strip()}")
 
 
+def off(machine: Machine) -> None:
+    """A process of two threads that forks and executes another program while it is off the device."""
+    lease = machine.lease(SharePolicy.HARD)
+    env = machine.environment(lease)
+    command = [str(machine.programs / "edges"), "busy"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        forks = 0
+        for order in "f" * FORKS + "e":
+            until(lambda: all_off(lease, 1), "it is off the device", pause=0)
+            process.stdin.write(order)
+            process.stdin.flush()
+            forks += order == "f" and process.stdout.readline() == "forked\n"
+        error = process.communicate(timeout=SECONDS_MOST)[1].strip()
+    figure = f"{forks} forks, then {process.returncode} {error}"
+    machine.say("fork and exec while off the device", forks == FORKS and process.returncode == 0, figure)
+
+
 def streams(machine: Machine) -> None:
     for closed in ("0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"):
         lease, verdict = machine.lease(SharePolicy.HARD), machine.run_dir / "verdict"
         verdict.unlink(missing_ok=True)
-        env = dict(os.environ) | {
-            "LD_PRELOAD": str(machine.build / "lib" / "libvgpu.so"),
-            "VGPU_LEASE": str(lease),
-        }
+        env = machine.environment(lease)
         command = f"exec {machine.programs / 'edges'} stdio {verdict} {closed}"
         subprocess.run(["bash", "-c", command], env=env, check=False, timeout=60, capture_output=True)
         said = verdict.read_text().strip() if verdict.exists() else "nothing"
@@ -155,7 +177,7 @@ def machine_of(build: Path, tests: Path, engine: str) -> Iterator[Machine]:
             arbiter.wait()
 
 
-PARTS = {part.__name__: part for part in (programs, streams, closed, cycles, live)}
+PARTS = {part.__name__: part for part in (programs, off, streams, closed, cycles, live)}
 
 
 def main() -> int:
@@ -166,7 +188,7 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, if none is named")
     words = parser.parse_args()
     with machine_of(words.build, words.programs, words.engine) as machine:
-        for part in words.parts or PARTS:
+        for part in words.parts or [p for p in PARTS if words.engine == "cut" or p != "off"]:
             PARTS[part](machine)
     return machine.wrong
 
