@@ -118,6 +118,18 @@ struct rm_disable_channels {
     uint32_t channels[RM_DISABLE_CHANNELS_MAX];
 };
 
+/*
+ * Control calls of a channel group, and of a channel outside of a group: their work can run from now on, also on
+ * channels that were disabled before. libcuda makes the call for a group after all of its channels, 30 ms after the
+ * first (seen on an H100).
+ */
+#define RM_SCHEDULE_GROUP 0xa06c0101u
+#define RM_SCHEDULE_CHANNEL 0xa06f0103u
+struct rm_schedule {
+    uint8_t enable;
+    uint8_t unused[2];
+};
+
 #define RM_REQUEST(escape, structure) _IOWR(RM_IOCTL_TYPE, escape, structure)
 
 _Static_assert(sizeof(struct rm_alloc) == 48, "driver's ABI");
@@ -126,5 +138,6 @@ _Static_assert(sizeof(struct rm_free) == 16, "driver's ABI");
 _Static_assert(sizeof(struct rm_control) == 32, "driver's ABI");
 _Static_assert(sizeof(struct rm_gid) == 268, "driver's ABI");
 _Static_assert(sizeof(struct rm_disable_channels) == 536, "driver's ABI");
+_Static_assert(sizeof(struct rm_schedule) == 3, "driver's ABI");
 
 #endif

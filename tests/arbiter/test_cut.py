@@ -50,9 +50,35 @@ def test_libvgpu_lists_the_channels_of_a_context_in_the_lease(cut_card: Card) ->
     assert count == 8 and len(set(channels)) == 8
 
 
+def test_a_process_is_preempted_only_when_all_channels_of_its_context_are_made(cut_card: Card) -> None:
+    """If the arbiter disabled the first channels alone, kernels would run on the others until the end of the
+    tenant's next time slice.
+    """
+    fault(cut_card, "slow", "--function", "FIFO_CHANNEL", "--microseconds", "100000")
+    lease = cut_card.lease("a", HARD, 5)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: table(lease)[0] == 1, "it is off")
+    (channels,) = (
+        use["channels"]
+        for one in cut_card.sim.dump()["processes"]
+        if one["pid"] == process.pid
+        for use in one["uses"]
+    )
+    assert channels == 8
+
+
 @pytest.mark.parametrize(
     ("mode", "priority"),
-    [("eager", 0), ("eager", 1), ("graph", 0), ("callbacks", 0), ("streams", 0), ("green", 0)],
+    [
+        ("eager", 0),
+        ("eager", 1),
+        ("graph", 0),
+        ("callbacks", 0),
+        ("streams", 0),
+        ("green", 0),
+        ("cooperative", 0),
+        ("cluster", 0),
+    ],
 )
 def test_each_kind_of_kernel_launch_is_held_to_the_share(cut_card: Card, mode: str, priority: int) -> None:
     """A tenant with each of these modes of vgpu-spin uses no more than its share of 25 percent. The tenant
@@ -88,13 +114,21 @@ def test_a_stopped_tenant_is_preempted(cut_card: Card) -> None:
     assert counters(stopped)["bypasses"] == before == 0
 
 
-def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card, count: int) -> None:
+    assert cut_card.arbiter is not None
+    files = Path(f"/proc/{cut_card.arbiter.pid}/fd")
     lease = cut_card.lease("a", HARD, 5)
-    process = cut_card.spin(lease, LONG)
-    eventually(lambda: table(lease)[0] == 1, "it is off")
-    process.kill()
-    process.wait()
+    before = len(list(files.iterdir()))
+    processes = [cut_card.spin(lease, LONG) for _ in range(count)]
+    eventually(lambda: [table(lease, slot)[0] for slot in range(count)] == [1] * count, "it is off")
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
     eventually(lambda: channels_off(cut_card) == 0, "none is off")
+    eventually(lambda: cut_card.client.list("a") == (), "the arbiter has none of its processes")
+    eventually(lambda: len(list(files.iterdir())) <= before, "the arbiter has none of its files")
     device_works(cut_card, cut_card.spin(cut_card.lease("b", SharePolicy.NONE, 100), LONG).pid)
 
 

@@ -117,7 +117,7 @@ def outside(node: SimNode) -> Outside:
     return Outside(node)
 
 
-GROUP = "a06c " + "c86f " * 8 + "cbc0 " + ("a06c " + "c86f " * 4) * 3
+GROUP = "a06c " + "c86f cbc0 " * 8 + "schedule " + ("a06c " + "c86f " * 4 + "schedule ") * 3
 
 
 def test_a_preloaded_ioctl_function_sees_each_driver_object_that_is_made_and_freed(node: SimNode) -> None:

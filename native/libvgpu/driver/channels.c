@@ -30,6 +30,8 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
+    /* libcuda makes the channels one by one and then schedules the group, which enables all of them */
+    bool scheduled;
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -121,16 +123,40 @@ static void channel_add(const struct rm_alloc *made, int file)
         lost = true;
 }
 
+static struct group *group_with(uint32_t client, uint32_t channel)
+{
+    for (uint32_t i = 0; i < groups_high; i++)
+        for (uint32_t c = 0; c < groups[i].count && groups[i].client == client; c++)
+            if (groups[i].channels[c] == channel)
+                return &groups[i];
+    return NULL;
+}
+
+static bool carries_kernels(const struct group *group)
+{
+    return group != NULL && group->client != 0 && group->computes && group->scheduled;
+}
+
 /* Records a compute object below a channel. Returns true if the channel's group carries kernels from now on. */
 static bool compute_add(const struct rm_alloc *made)
 {
-    for (uint32_t i = 0; i < groups_high; i++) {
-        struct group *group = &groups[i];
-        for (uint32_t c = 0; c < group->count && group->client == made->client; c++)
-            if (group->channels[c] == made->parent && !group->computes)
-                return group->computes = true;
-    }
-    return false;
+    struct group *group = group_with(made->client, made->parent);
+    if (group == NULL || group->computes)
+        return false;
+    group->computes = true;
+    return group->scheduled;
+}
+
+/* Records that a group is scheduled. Returns true if it carries kernels from now on. */
+static bool schedule_add(const struct rm_control *made)
+{
+    struct group *group = group_of(made->client, made->object);
+    if (made->command == RM_SCHEDULE_CHANNEL)
+        group = group_with(made->client, made->object);
+    if (group == NULL || group->scheduled)
+        return false;
+    group->scheduled = true;
+    return group->computes;
 }
 
 static void subdevice_add(const struct rm_alloc *made)
@@ -207,7 +233,7 @@ static void publish(void)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     table->lost = lost;
     for (uint32_t i = 0; i < groups_high; i++)
-        if (groups[i].client != 0 && groups[i].computes)
+        if (carries_kernels(&groups[i]))
             at = publish_group(&groups[i], at);
     table->count = at;
     __atomic_store_n(&table->generation, generation + 1, __ATOMIC_RELEASE);
@@ -219,14 +245,14 @@ static bool forget_in_group(struct group *group, uint32_t client, uint32_t objec
     if (group->client != client)
         return false;
     if (object == client || object == group->device || object == group->object) {
-        bool computed = group->computes;
+        bool carried = carries_kernels(group);
         *group = (struct group){0};
-        return computed;
+        return carried;
     }
     for (uint32_t c = 0; c < group->count; c++)
         if (group->channels[c] == object) {
             group->channels[c] = group->channels[--group->count];
-            return group->computes;
+            return carries_kernels(group);
         }
     return false;
 }
@@ -282,7 +308,7 @@ static void note_made(const struct rm_alloc *made, int file)
     else
         changed = compute_add(made);
     struct group *into = low == RM_CLASS_CHANNEL_LOW ? group_of(made->client, made->parent) : NULL;
-    changed |= into != NULL && into->computes;
+    changed |= carries_kernels(into);
     if (changed)
         publish();
     pthread_mutex_unlock(&lock);
@@ -306,6 +332,18 @@ static void note_alloc(const void *argument, unsigned long request, int file)
         note_made(&made, file);
 }
 
+static void note_scheduled(const struct rm_control *made)
+{
+    if (made->status != RM_OK || (made->command != RM_SCHEDULE_GROUP && made->command != RM_SCHEDULE_CHANNEL))
+        return;
+    pthread_mutex_lock(&lock);
+    bool changed = schedule_add(made);
+    if (changed)
+        publish();
+    pthread_mutex_unlock(&lock);
+    tell(changed);
+}
+
 /* Records that objects are freed. Called before the driver frees them, because their handles may be reused at once. */
 static void note_free(const struct rm_free *gone)
 {
@@ -322,11 +360,13 @@ static int noted_ioctl(int fd, unsigned long request, void *argument)
     if (_IOC_NR(request) == RM_ESCAPE_FREE && _IOC_SIZE(request) == sizeof(struct rm_free) && argument != NULL)
         note_free(argument);
     int result = call_next(fd, request, argument);
-    if (result == 0 && _IOC_NR(request) == RM_ESCAPE_ALLOC && argument != NULL) {
-        int before = errno;
+    int before = errno;
+    if (result == 0 && _IOC_NR(request) == RM_ESCAPE_ALLOC && argument != NULL)
         note_alloc(argument, request, fd);
-        errno = before;
-    }
+    if (result == 0 && _IOC_NR(request) == RM_ESCAPE_CONTROL && _IOC_SIZE(request) == sizeof(struct rm_control) &&
+        argument != NULL)
+        note_scheduled(argument);
+    errno = before;
     return result;
 }
 
@@ -337,7 +377,8 @@ VGPU_EXPORT int ioctl(int fd, unsigned long request, ...)
     void *argument = va_arg(arguments, void *);
     va_end(arguments);
     if (__builtin_expect(_IOC_TYPE(request) == RM_IOCTL_TYPE, 0) &&
-        (_IOC_NR(request) == RM_ESCAPE_ALLOC || _IOC_NR(request) == RM_ESCAPE_FREE) &&
+        (_IOC_NR(request) == RM_ESCAPE_ALLOC || _IOC_NR(request) == RM_ESCAPE_FREE ||
+         _IOC_NR(request) == RM_ESCAPE_CONTROL) &&
         !__atomic_load_n(&ignored, __ATOMIC_RELAXED))
         return noted_ioctl(fd, request, argument);
     return call_next(fd, request, argument);
@@ -435,7 +476,7 @@ bool vgpu_channels_enable(const uint8_t (*uuids)[16], uint32_t count)
     uint32_t off = table != NULL ? __atomic_exchange_n(&table->off, 0, __ATOMIC_SEQ_CST) : 0;
     for (uint32_t i = 0; i < groups_high && off != 0; i++) {
         const struct group *group = &groups[i];
-        if (group->client != 0 && group->computes && (off & device_bit(group, uuids, count)) != 0)
+        if (carries_kernels(group) && (off & device_bit(group, uuids, count)) != 0)
             all &= enable(group);
     }
     if (!all)

@@ -1,7 +1,7 @@
 /*
  * channels.h: tracks the channels of this process that carry kernels. libvgpu wraps libc's ioctl(2), by which libcuda
- * creates and frees channels (rm.h), records the groups with a compute object, and publishes them in the lease
- * (vgpu_channel_table). The arbiter uses them to preempt and resume this process.
+ * creates, schedules and frees channels (rm.h), records the groups with a compute object, and publishes those that are
+ * scheduled in the lease (vgpu_channel_table). The arbiter uses them to preempt and resume this process.
  *
  * Only calls through the symbol ioctl are seen. A client of MPS has no channels of its own.
  *

@@ -1,8 +1,9 @@
 /*
  * The channels of CUDA contexts. The simulator makes and frees them as NVIDIA's libcuda does: by ioctl on the control
  * device, through the process's own symbol `ioctl`, so that a library loaded before the C library sees each call. On an
- * H100 with driver 580.159.04, a context had one group of eight channels with a compute object, and three groups of
- * four channels for copies. The clients of an MPS server have no channels of their own; they use the server's.
+ * H100 with driver 580.159.04, a context has one group of eight channels, made one by one with a compute object each,
+ * and three groups of four channels for copies. Each group is scheduled when all of its channels are made. The clients
+ * of an MPS server have no channels of their own; they use the server's.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include "internal.h"
 
 enum { FIRST_HANDLE = 0x5c000000, CLIENT = 0x41, CHANNEL = 0xc86f, COMPUTE = 0xcbc0 };
+#define CHANNEL_FAULT "FIFO_CHANNEL" /* name of a fault that delays a context after each of its channels */
 enum { COMPUTE_CHANNELS = 8, COPY_CHANNELS = 4 };
 
 typedef int ioctl_function(int, unsigned long, ...);
@@ -93,18 +95,28 @@ static bool make_device(struct cu_device *d)
     return d->rm_subdevice != 0;
 }
 
+static bool schedule(uint32_t group)
+{
+    struct rm_schedule on = {.enable = 1};
+    struct rm_control c = {.client = cu.rm_client,
+                           .object = group,
+                           .command = RM_SCHEDULE_GROUP,
+                           .parameters = (uintptr_t)&on,
+                           .parameters_size = sizeof(on)};
+    return call(RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &c) == 0 && c.status == RM_OK;
+}
+
 /* Makes a channel group and returns its handle; returns 0 if no more channels are available. */
 static uint32_t make_group(const struct cu_device *d, int channels, bool computes)
 {
-    uint32_t group = make_next(RM_CLASS_CHANNEL_GROUP, d->rm_device, NULL), first = 0;
+    uint32_t group = make_next(RM_CLASS_CHANNEL_GROUP, d->rm_device, NULL);
     bool whole = group != 0;
     for (int i = 0; whole && i < channels; i++) {
         uint32_t channel = make_next(CHANNEL, group, NULL);
-        first = i == 0 ? channel : first;
-        whole = channel != 0;
+        whole = channel != 0 && (!computes || make_next(COMPUTE, channel, NULL) != 0);
+        sim_fault(cu.s, CHANNEL_FAULT, (int)d->card);
     }
-    if (whole && computes)
-        whole = make_next(COMPUTE, first, NULL) != 0;
+    whole = whole && schedule(group);
     if (!whole)
         end(d->rm_device, group);
     return whole ? group : 0;

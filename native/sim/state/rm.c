@@ -320,9 +320,32 @@ static struct sim_device *find_device(struct sim_state *s, int fd, const struct 
     return d;
 }
 
+/* Schedules a channel group, which enables its channels, however often they were disabled (as on an H100). */
+static uint32_t schedule(struct sim_state *s, struct sim_proc *p, const struct rm_control *c)
+{
+    const struct sim_object *group = p == NULL ? NULL : find(p, c->object);
+    if (p == NULL)
+        return RM_INVALID_CLIENT;
+    if (group == NULL || group->class_id != RM_CLASS_CHANNEL_GROUP)
+        return RM_OBJECT_NOT_FOUND;
+    if (c->parameters == 0 || c->parameters_size != sizeof(struct rm_schedule))
+        return RM_INVALID_ARGUMENT;
+    for (uint32_t i = 0; i < p->object_high; i++)
+        if (p->objects[i].handle != 0 && p->objects[i].parent == c->object)
+            p->objects[i].off = 0;
+    settle(s, p, group->use);
+    return RM_OK;
+}
+
 static uint32_t control(struct sim_state *s, int fd, const struct rm_control *c)
 {
     uint32_t status = RM_OK;
+    if (c->command == RM_SCHEDULE_GROUP) {
+        sim_lock(s);
+        status = schedule(s, client_of_file(s, fd, c->client), c);
+        sim_unlock(s);
+        return status;
+    }
     struct sim_device *d = find_device(s, fd, c, &status);
     void *parameters = (void *)(uintptr_t)c->parameters;
     size_t size = c->command == RM_DISABLE_CHANNELS ? sizeof(struct rm_disable_channels) : sizeof(struct rm_gid);

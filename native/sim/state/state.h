@@ -39,7 +39,7 @@ enum {
     SIM_BUCKETS = 16,
     SIM_MAX_WALLS = 256,
     SIM_GROUP_PATH = 256,
-    SIM_MAX_OBJECTS = 4096, /* objects of one process: enough for about 160 contexts */
+    SIM_MAX_OBJECTS = 4096, /* objects of one process: enough for about 128 contexts */
 };
 #define SIM_NO_LIMIT UINT64_MAX /* equals NVML_DEVICE_MEMORY_LIMIT_MAX */
 /* duration of one of the 8 buckets over which utilisation is averaged: together one second */

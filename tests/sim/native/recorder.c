@@ -1,6 +1,6 @@
 /*
- * recorder.c: an ioctl function in front of the simulated driver's. It prints the classes of the objects that are made
- * and freed.
+ * recorder.c: an ioctl function in front of the simulated driver's. It prints the classes of the objects that are made,
+ * and says when one is freed or scheduled.
  */
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -19,5 +19,8 @@ int ioctl(int fd, unsigned long request, ...)
         fprintf(stderr, "%x ", a->class_id);
     if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_FREE)
         fprintf(stderr, "free ");
+    const struct rm_control *c = argument;
+    if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_CONTROL && c->command == RM_SCHEDULE_GROUP)
+        fprintf(stderr, "schedule ");
     return result;
 }
