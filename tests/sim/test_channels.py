@@ -21,7 +21,7 @@ from tests.simnode import ROOT, SimNode
 
 Make = Callable[..., SimNode]
 CONTEXT_BYTES = 526 << 20
-REFUSED, BAD_CHANNEL, BAD_CLIENT = 0x1F, 0x21, 0x23
+REFUSED, BAD_CHANNEL, BAD_CLIENT, NO_GROUP = 0x1F, 0x21, 0x23, 0x57
 LONG = "launch 1 300000"
 LONG_NS = 300e6
 
@@ -60,6 +60,8 @@ for line in sys.stdin:
     elif a["verb"] == "gid":
         gid = Gid()
         answer = control(fd, a["client"], a["subdevice"], 0x2080014a, gid) or gid.data.decode()
+    elif a["verb"] == "schedule":
+        answer = control(fd, a["client"], a["group"], 0xa06c0101, (c.c_uint8 * 3)(1))
     else:
         p = Disable(disable=a["verb"] == "off", count=len(a["channels"]))
         for i, (client, channel) in enumerate(a["channels"]):
@@ -169,6 +171,17 @@ def test_channels_disabled_twice_work_only_after_they_are_enabled_twice(
     assert outside.turn("on", node, pid) == 0
     tenant.say("launch 1 10")
     assert tenant.say("sync") == "ok"
+
+
+def test_scheduling_a_channel_group_enables_its_channels_however_often_they_were_disabled(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    pid = tenant.process.pid
+    assert [outside.turn("off", node, pid) for _ in range(2)] == [0, 0]
+    group = entry(node, pid)[1]["compute_channels"][0] - 1
+    assert outside.turn("schedule", node, pid, group=group) == 0
+    assert entry(node, pid)[1]["channels_off"] == 0
+    assert outside.turn("schedule", node, pid, group=group + 1) == NO_GROUP
 
 
 def test_an_order_to_disable_channels_may_name_those_of_another_client(
