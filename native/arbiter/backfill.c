@@ -22,8 +22,9 @@
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 /*
- * part of its share that a tenant must leave unused before the rest counts as gaps of its work: hand-overs, which no
- * tenant is charged for, take up to 3 % of a tenant's share
+ * part of its share, or of its time beside others, that a tenant must leave unused before the rest counts as gaps of
+ * its work: hand-overs, which no tenant is charged for, take up to 3 % of a tenant's share, and the driver's switches
+ * 6 % of a shared device
  */
 #define UNUSED_PART 0.1
 #define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
@@ -88,6 +89,20 @@ static void try_turns(struct sched_device *device, uint64_t now)
         }
 }
 
+/*
+ * Counts time in which an entity on a shared device had no work as used by the tenants beside it that would use more
+ * time if they got more.
+ */
+static void count_gap(const struct sched_entity *entity, double gap_ns, uint64_t now)
+{
+    double pressed = 0;
+    for (const struct sched_entity *p = entity->device->entities; p != NULL; p = p->next)
+        pressed += p != entity && (p->holding || p->backfills) && now < p->pressed_until;
+    for (struct sched_entity *p = entity->device->entities; p != NULL && gap_ns > 0; p = p->next)
+        if (p != entity && (p->holding || p->backfills) && now < p->pressed_until)
+            p->spare_ns -= gap_ns * fair_part_beside(entity) / pressed;
+}
+
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now)
 {
     double busy = load < 1 ? load : 1;
@@ -98,8 +113,22 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
      * beside other tenants, the tenant's work takes longer: its busy time counts multiplied by its part of the device
      */
     judge(entity, busy * (double)span_ns * fair_part_beside(entity), (1 - busy) * (double)span_ns, now);
-    if (is_shared(entity->device))
-        try_turns(entity->device, now);
+    if (!is_shared(entity->device))
+        return;
+    count_gap(entity, (1 - busy - UNUSED_PART) * (double)span_ns, now);
+    try_turns(entity->device, now);
+}
+
+void backfill_note_idle(const struct sched_member *member, uint64_t idle_ns, uint64_t now)
+{
+    const struct sched_tenant *tenant = member->tenant;
+    double gap = (double)idle_ns - UNUSED_PART * (double)(now - tenant->work_since);
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m != member && m->state != SCHED_IDLE)
+            return;
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((tenant->entities[d]->holding || tenant->entities[d]->backfills) && is_shared(tenant->entities[d]->device))
+            count_gap(tenant->entities[d], gap, now);
 }
 
 /*
@@ -175,7 +204,7 @@ static bool loses_by_sharing(const struct sched_tenant *tenant)
 
 static bool lets(const struct sched_entity *holder, const struct sched_entity *guest, uint64_t now)
 {
-    if (loses_by_sharing(holder->tenant) || loses_by_sharing(guest->tenant))
+    if (holder->apart || guest->apart || loses_by_sharing(holder->tenant) || loses_by_sharing(guest->tenant))
         return false;
     if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
         return false;

@@ -4,10 +4,14 @@
  * by one), it backfills the slices of others, others backfill its slices, and each tenant is charged for its part of
  * the time. So that a tenant beside others gets about its share, one whose part of the time is larger than its share
  * may not backfill while its virtual time is far ahead of the holder's, and under a hard share it may only while it has
- * tokens. Tenants run beside each other in this way only on devices with the engine cut (sched_device.cut).
+ * tokens. A tenant that is charged for its part of the time gets more than that part in the gaps of others. If it gets
+ * more than its hard share in this way, it has exclusive slices for some seconds (sched_entity.apart). Tenants run
+ * beside each other in this way only on devices with the engine cut (sched_device.cut).
  *
- * A tenant itself reports its gaps. A false report gains nothing: the tenant is charged for its time with shared and
- * with exclusive slices.
+ * A tenant itself reports its gaps, and may lie. It is charged for its part of the time with shared and with exclusive
+ * slices, so it takes no time from others: one that reports false gaps makes the others' slices exclusive, in which they
+ * and it have their shares. The most that a `hard` tenant can gain is time that others leave: if it reports false gaps
+ * of its own, what it gets in the gaps of others does not count.
  *
  * Only one thread may call these functions. Times are nanoseconds.
  */
@@ -18,6 +22,9 @@
 
 /* Records the tenant's load on the entity's device in the last `span_ns`; see sched_note_load. */
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now);
+
+/* Records that a member, which becomes idle now, had no work in the last `idle_ns`. */
+void backfill_note_idle(const struct sched_member *member, uint64_t idle_ns, uint64_t now);
 
 /* Records that a tenant which may have been idle has work. */
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);

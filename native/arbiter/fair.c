@@ -27,6 +27,13 @@
 #define WINDOW_MIN_NS 100e3
 #define WINDOW_MAX_NS 2e6
 #define NONE_SHARE_MIN 0.01
+/*
+ * spare_ns: part of the device that is earned beyond the share, and the most that is saved, in rounds; a slice of its
+ * own takes at most a quarter of a round. What is earned lets a tenant run beside others again some seconds later, which
+ * shows whether their work still has gaps.
+ */
+#define SPARE_PART 0.0025
+#define SPARE_ROUNDS 2.0
 
 /* Returns whether the tenant of this entity has processes. */
 static bool is_present(const struct sched_entity *entity)
@@ -275,6 +282,7 @@ void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now)
     double most_debt = asked(entity) * (double)SCHED_DEBT_WAIT_NS;
     entity->count.used_ns += used_ns;
     entity->tokens_ns -= (double)used_ns;
+    entity->spare_ns -= (double)used_ns;
     if (entity->tokens_ns < -most_debt)
         entity->tokens_ns = -most_debt;
     entity->vtime_ns += virtual_ns(entity, used_ns);
@@ -322,12 +330,16 @@ void fair_refresh(struct sched_device *device, uint64_t now)
         p->tokens_ns += asked(p) * (double)passed;
         if (p->tokens_ns > most)
             p->tokens_ns = most;
+        double saved = SPARE_ROUNDS * device->round_ns;
+        p->spare_ns = clamp(p->spare_ns + (asked(p) + SPARE_PART) * (double)passed, -saved, saved);
+        p->apart = fair_is_hard(p) && p->spare_ns < (p->apart ? saved / 2 : 0);
     }
 }
 
 void fair_refund(struct sched_entity *entity, uint64_t idle_ns)
 {
     entity->tokens_ns += (double)idle_ns;
+    entity->spare_ns += (double)idle_ns;
     entity->vtime_ns -= virtual_ns(entity, idle_ns);
     entity->count.used_ns -= idle_ns < entity->count.used_ns ? idle_ns : entity->count.used_ns;
 }
@@ -339,6 +351,7 @@ void fair_come_back(struct sched_entity *entity, uint64_t now)
     double most = most_tokens(entity);
     double earned = entity->left_at == 0 ? most : asked(entity) * (double)(now - entity->left_at);
     entity->tokens_ns = entity->tokens_ns + earned < most ? entity->tokens_ns + earned : most;
+    entity->spare_ns += earned;
     if (least >= 0 && entity->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
         entity->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
     fair_wake(entity, now);

@@ -83,6 +83,12 @@ struct sched_entity {
     uint32_t hand_over_calls; /* number of calls that take the tenant off the device; 0: not known */
     /* device time that the tenant's share has earned and that it has not used; negative: debt */
     double tokens_ns;
+    /*
+     * as tokens_ns, but the tenant's use of the gaps of others' work counts, too (backfill.c), and the tenant earns a
+     * little more (fair.c)
+     */
+    double spare_ns;
+    bool apart;      /* a `hard` tenant has used up its spare_ns: it runs beside no other until it has saved some */
     double vtime_ns; /* virtual time: device time that the tenant has used, divided by its share */
     struct vgpu_compute count;
 };

@@ -372,6 +372,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
 {
     struct vgpu_turn over = {.number = member->turn, .length_ns = idle_ns};
+    backfill_note_idle(member, earlier(idle_ns, IDLE_MAX_NS), now);
     if (member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN) {
         sched_done(member, &over, now);
     } else if (member->state == SCHED_WAITING) {
@@ -642,9 +643,12 @@ static void set_free(struct sched_tenant *tenant, uint64_t now)
  */
 static void forgive(struct sched_tenant *tenant)
 {
-    for (uint32_t d = 0; d < tenant->device_count && tenant->changed; d++)
-        if (tenant->entities[d]->tokens_ns < 0)
-            tenant->entities[d]->tokens_ns = 0;
+    for (uint32_t d = 0; d < tenant->device_count && tenant->changed; d++) {
+        struct sched_entity *entity = tenant->entities[d];
+        entity->spare_ns = (double)SCHED_DEBT_WAIT_NS; /* fair_refresh limits it */
+        if (entity->tokens_ns < 0)
+            entity->tokens_ns = 0;
+    }
     tenant->changed = false;
 }
 

@@ -263,6 +263,38 @@ def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitSt
     return out
 
 
+def beside_gaps(node: Node, seconds: float, lengths: Sequence[float], stack: ExitStack) -> list[Line]:
+    """Endless kernels of 200 us beside kernels of several lengths with a pause after each that is as long.
+    Each program's rate is in percent of its rate alone; under a share, of that as the only tenant with work.
+    """
+    out: list[Line] = []
+    for us in lengths:
+        kinds = ("kernels:200", f"gaps:{us:g}")
+
+        def both(tenant: bool, kinds: Sequence[str] = kinds) -> tuple[list[Program], list[float]]:
+            programs = [start(node, kind, tenant, stack) for kind in kinds]
+            for program in programs:
+                program.line()
+            return programs, [window([p], seconds, SETTLE_ALONE_S)[0]["per_second"] for p in programs]
+
+        def figure(case: str, lines: Sequence[Line], alone: Sequence[float], **more: Any) -> None:
+            got = [round(100 * line["per_second"] / a, 2) for line, a in zip(lines, alone, strict=True)]
+            charged = [line["charged"] for line in lines]
+            out.append({"case": case, "beside_us": us, **more, "percent": got, "charged": charged})
+            print("gaps", json.dumps(out[-1]), flush=True)
+
+        natives, alone = both(tenant=False)
+        figure("sliced", window(natives, seconds, SETTLE_ALONE_S), alone)
+        tenants, alone = both(tenant=True)
+        for policy, weights in itertools.product((HARD, SHARED), ((50, 50), (30, 70))):
+            for tenant, percent in zip(tenants, weights, strict=True):
+                tenant.share(policy, percent)
+            figure(policy.name.lower(), window(tenants, seconds), alone, asked=weights)
+        for program in (*natives, *tenants):
+            program.end()
+    return out
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
@@ -271,6 +303,7 @@ def main() -> int:
     parser.add_argument("--programs", nargs="*", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
     parser.add_argument("--asked", nargs="*", type=float, default=[25, 50, 75], help="alone, percent")
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
+    parser.add_argument("--gaps", nargs="*", type=float, default=[500, 2000], help="microseconds")
     parser.add_argument(
         "--part",
         default="1/1",
@@ -284,6 +317,8 @@ def main() -> int:
     with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
         if options.besides:
             figures["priority"] = priority(node, options.seconds, options.besides, stack)
+        if options.gaps:
+            figures["gaps"] = beside_gaps(node, options.seconds, options.gaps, stack)
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)
         figures["solo"] = bench.solo

@@ -11,6 +11,7 @@ its steps; it ends with its input.
     inference   ResNet-50 fed by a data loader of four processes, the classes read
     kernels:US  kernels of US microseconds through the driver API alone (also on a simulated node)
     request:US  one such kernel every 5 ms, timed from when it was due
+    gaps:US     one such kernel at a time, and after each a pause of the same length
 """
 
 from __future__ import annotations
@@ -97,6 +98,17 @@ def request(us: float) -> Step:
         driver.launch()
         driver("cuCtxSynchronize")
         return time.monotonic() - due[0]
+
+    return step
+
+
+def gaps(us: float) -> Step:
+    driver = Driver(us)
+
+    def step() -> None:
+        driver.launch()
+        driver("cuCtxSynchronize")
+        time.sleep(us / 1e6)
 
     return step
 
@@ -212,7 +224,7 @@ def made(kind: str) -> tuple[Step, Step]:
     """
     name, _, us = kind.partition(":")
     if us:
-        return (kernels if name == "kernels" else request)(float(us)), lambda: None
+        return {"kernels": kernels, "request": request, "gaps": gaps}[name](float(us)), lambda: None
     import torch
 
     return KINDS[kind](), torch.cuda.synchronize

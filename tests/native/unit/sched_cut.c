@@ -5,12 +5,13 @@
  *   sched-cut [slow] POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...
  * A tenant for each five words; with `slow`, calls and messages take twice as long.
  * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices and a process on
- * each, and its kernels run only while it is on all of them, like those of a collective operation. Between the two times, counted from the
- * start, the tenant makes no step. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the
- * host, then waits for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The
- * driver divides the device equally among the tenants on it that have work. After 5 s of warming up it prints, for
- * each tenant and 20 s: steps a second, percent of the device, percent of the time that the tenant is charged, percent
- * of its time with work in which it is off the device, number of orders.
+ * each, and its kernels run only while it is on all of them, like those of a collective operation. Between the two
+ * times, counted from the start, the tenant makes no step. With `!` at the end of the word, its load samples say that
+ * it has no work. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the host, then waits
+ * for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The driver divides the
+ * device equally among the tenants on it that have work. After 5 s of warming up it prints, for each tenant and 20 s:
+ * steps a second, percent of the device, percent of the time that the tenant is charged, percent of its time with work
+ * in which it is off the device, number of orders.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -59,6 +60,7 @@ static struct program {
     double host_ns; /* rest of the present launch or pause */
     bool pauses;
     uint64_t leaves_at, returns_at; /* between these times the program makes no step */
+    bool lies;                      /* its samples say that it has no work */
     double queued_ns;               /* unfinished work on the device */
     /* the devices */
     uint32_t devices;
@@ -354,7 +356,7 @@ static void run_looks(struct program *program)
     if (!is_on(program))
         program->sampled_at = now;
     if (is_on(program) && now >= program->sample_at) {
-        bool unfinished = inside || program->queued_ns > MARKER_NS;
+        bool unfinished = (inside || program->queued_ns > MARKER_NS) && !program->lies;
         uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
         ms = ms < 1 ? 1 : ms;
         program->load.sampled_ms += ms;
@@ -435,6 +437,7 @@ static void read_program(struct program *program, char **words)
         program->returns_at = BEGIN_NS + strtoull(at + 1, NULL, 10) * 1000000;
         program->pauses = true;
     }
+    program->lies = strchr(words[0], '!') != NULL;
     program->kernels = (uint32_t)strtoul(words[1], NULL, 10);
     program->kernel_ns = atof(words[2]) * 1000;
     program->launch_ns = atof(words[3]) * 1000;
