@@ -117,8 +117,8 @@ def check_pair(policy: str, weights: Sequence[int], programs: Sequence[str], tim
     weight, or, if that is less, the rate that it has alone under a share of that weight. The sum of the rates
     is at least 98 percent of the sum of these bounds. With equal weights of policy `lent`, the sum is also at
     least 95 percent of the sum under the driver's own time slicing, whose switches cost no time in the model.
-    With policy `hard`, endless work gets little more than its weight: gaps of less than a tenth of the time are
-    not counted.
+    With policy `hard`, endless work gets little more than its weight: gaps of less than a tenth of the time
+    are not counted.
     """
     got = percents([f"{policy}:{w}{t}" for w, t in zip(weights, times, strict=True)], programs)
     alone = [percents([f"{policy}:{w}"], [p])[0] for w, p in zip(weights, programs, strict=True)]

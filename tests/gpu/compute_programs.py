@@ -263,35 +263,34 @@ def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitSt
     return out
 
 
-def beside_gaps(node: Node, seconds: float, lengths: Sequence[float], stack: ExitStack) -> list[Line]:
-    """Endless kernels of 200 us beside kernels of several lengths with a pause after each that is as long.
-    Each program's rate is in percent of its rate alone; under a share, of that as the only tenant with work.
+def beside_gaps(node: Node, seconds: float, us: float, stack: ExitStack) -> list[Line]:
+    """Endless kernels of 200 us beside kernels of `us` with a pause after each that is as long. The rates are
+    in percent of each program's rate alone; under a share, of that as the only tenant with work.
     """
+    kinds = ("kernels:200", f"gaps:{us:g}")
     out: list[Line] = []
-    for us in lengths:
-        kinds = ("kernels:200", f"gaps:{us:g}")
 
-        def both(tenant: bool, kinds: Sequence[str] = kinds) -> tuple[list[Program], list[float]]:
-            programs = [start(node, kind, tenant, stack) for kind in kinds]
-            for program in programs:
-                program.line()
-            return programs, [window([p], seconds, SETTLE_ALONE_S)[0]["per_second"] for p in programs]
+    def both(tenant: bool) -> tuple[list[Program], list[float]]:
+        programs = [start(node, kind, tenant, stack) for kind in kinds]
+        for program in programs:
+            program.line()
+        return programs, [window([p], seconds, SETTLE_ALONE_S)[0]["per_second"] for p in programs]
 
-        def figure(case: str, lines: Sequence[Line], alone: Sequence[float], **more: Any) -> None:
-            got = [round(100 * line["per_second"] / a, 2) for line, a in zip(lines, alone, strict=True)]
-            charged = [line["charged"] for line in lines]
-            out.append({"case": case, "beside_us": us, **more, "percent": got, "charged": charged})
-            print("gaps", json.dumps(out[-1]), flush=True)
+    def figure(case: str, lines: Sequence[Line], alone: Sequence[float], **more: Any) -> None:
+        got = [round(100 * line["per_second"] / a, 2) for line, a in zip(lines, alone, strict=True)]
+        charged = [line["charged"] for line in lines]
+        out.append({"case": case, "gaps_us": us, **more, "percent": got, "charged": charged})
+        print("gaps", json.dumps(out[-1]), flush=True)
 
-        natives, alone = both(tenant=False)
-        figure("sliced", window(natives, seconds, SETTLE_ALONE_S), alone)
-        tenants, alone = both(tenant=True)
-        for policy, weights in itertools.product((HARD, SHARED), ((50, 50), (30, 70))):
-            for tenant, percent in zip(tenants, weights, strict=True):
-                tenant.share(policy, percent)
-            figure(policy.name.lower(), window(tenants, seconds), alone, asked=weights)
-        for program in (*natives, *tenants):
-            program.end()
+    natives, alone = both(tenant=False)
+    figure("sliced", window(natives, seconds, SETTLE_ALONE_S), alone)
+    tenants, alone = both(tenant=True)
+    for policy, weights in itertools.product((HARD, SHARED), ((50, 50), (30, 70))):
+        for tenant, percent in zip(tenants, weights, strict=True):
+            tenant.share(policy, percent)
+        figure(policy.name.lower(), window(tenants, seconds), alone, asked=weights)
+    for program in (*natives, *tenants):
+        program.end()
     return out
 
 
@@ -317,8 +316,7 @@ def main() -> int:
     with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
         if options.besides:
             figures["priority"] = priority(node, options.seconds, options.besides, stack)
-        if options.gaps:
-            figures["gaps"] = beside_gaps(node, options.seconds, options.gaps, stack)
+        figures["gaps"] = [beside_gaps(node, options.seconds, us, stack) for us in options.gaps]
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)
         figures["solo"] = bench.solo
