@@ -15,7 +15,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005
 _LAST_POLL_SECONDS = 0.1
 _LOOK_AGAIN_SECONDS = 1.0
-_SETTLE_SECONDS = 0.05  # a helper that cannot start at all has ended within this time
 
 T = TypeVar("T")
 
@@ -126,8 +125,6 @@ def wait_ready(spec: UnitSpec, pin: Callable[[], PidFd | None], failed: Callable
     if pidfd is None:
         raise failed(f"helper {spec.name} ended at once")
     with pidfd:
-        if spec.ready is None and has_exited(pidfd, _SETTLE_SECONDS):
-            raise failed(f"helper {spec.name} ended at once")
         while not spec.is_ready():
             if has_exited(pidfd, pause):
                 raise failed(f"helper {spec.name} ended before it was ready")
