@@ -22,7 +22,9 @@ pytestmark = needs("root", "namespaces")
 MIB = 1 << 20
 _ECHO = (
     "import os, socket; made = socket.create_connection(os.environ['LUPINE_SERVER'].split(':'));"
-    "made.sendall(b'echo ' + b'z' * 2097152 + b'\\n'); print(len(made.makefile('rb').readline()))"
+    "lines = made.makefile('rb'); made.sendall(b'echo ready\\n');"
+    "print(lines.readline().decode(), end='', flush=True);"
+    "made.sendall(b'echo ' + b'z' * 2097152 + b'\\n'); print(len(lines.readline()))"
 )
 
 Standing = Callable[[str], RemoteNode]
@@ -67,7 +69,8 @@ def test_only_a_session_without_traffic_is_ended_after_the_idle_time(standing: S
 def test_a_session_is_held_to_its_byte_rate_and_does_not_slow_other_sessions(standing: Standing) -> None:
     remote = standing('bytes_per_second = "1MiB"')
     client = remote.client(remote.grant(), "--memory", "1GiB", command=[sys.executable, "-c", _ECHO])
-    until(lambda: bool(remote.held()))
+    assert client.stdout is not None
+    assert client.stdout.readline() == "ready\n"  # the turned clock does not end its call
     other = opened(remote, remote.grant(), "--memory", "1GiB")
     seconds = 0.0
     while client.poll() is None:

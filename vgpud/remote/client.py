@@ -26,9 +26,9 @@ from vgpud.remote.relay import PIECE_BYTES, Stream, drop, relay
 _CALL_SECONDS = 150.0  # maximum wait for the door's reply: more than the door's own time limit for a slice
 _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # maximum wait for the release of the slice
-_AGAIN_SECONDS = 1.0
-# attempts to connect: the door closes connections beyond their number or their rate at once
-_CONNECTS, _CONNECT_AGAIN_SECONDS = 10, 0.3
+_RESUME_AGAIN_SECONDS = 1.0
+# attempts of a call: the door closes connections beyond their number or their rate at once
+_TRIES, _AGAIN_SECONDS = 10, 0.3
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
 # /proc/net/tcp is read up to 50 times, because a listing that changes while it is read can lack a socket
@@ -103,44 +103,38 @@ def _unusable(sentence: str) -> VgpuError:
 
 
 async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWriter, dict[str, Any]]:
-    """Connects to the door, makes a call, and returns the connection with the reply. Raises VgpuError."""
-    host, port = place.host_and_port
-    writer: StreamWriter | None = None
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            reader, writer = await _connected(place)
-        _check_pin(place, writer)
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(_CALL_SECONDS):
-            writer.write(wire.encode(asked))
-            reply = wire.result(await reader.readuntil(b"\n"))
-        return reader, writer, reply
-    except (OSError, UnicodeError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
-        if writer is not None:
-            drop(writer)
-        said = _why(error)
-        sentence = f"the call to the door {host} port {port} failed: {said}"
-        raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
-    except BaseException:
-        if writer is not None:
-            drop(writer)
-        raise
+    """Connects to the door, makes a call, and returns the connection with the reply. Raises VgpuError.
 
-
-async def _connected(place: Place) -> Stream:
-    """Makes the TLS handshake. Tries again if the door closes the connection before its end: the door has
-    received no call then.
+    Tries again if the door closes the connection before the call is sent. An attach is sent again, too: it
+    opens nothing on the node that outlives its connection.
     """
     host, port = place.host_and_port
-    for left in reversed(range(_CONNECTS)):
+    for left in reversed(range(_TRIES)):
+        sent = False
+        writer: StreamWriter | None = None
         try:
-            return await asyncio.open_connection(
-                host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
-            )
-        except ConnectionResetError:
-            if not left:
-                raise
-        await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(
+                    host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
+                )
+            _check_pin(place, writer)
+            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(_CALL_SECONDS):
+                sent = not isinstance(asked, wire.Attach)
+                writer.write(wire.encode(asked))
+                reply = wire.result(await reader.readuntil(b"\n"))
+            return reader, writer, reply
+        except (OSError, UnicodeError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
+            if writer is not None:
+                drop(writer)
+            if sent or not left or not isinstance(error, ConnectionResetError | EOFError):
+                sentence = f"the call to the door {host} port {port} failed: {_why(error)}"
+                raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
+        except BaseException:
+            if writer is not None:
+                drop(writer)
+            raise
+        await asyncio.sleep(_AGAIN_SECONDS)
     raise AssertionError
 
 
@@ -268,7 +262,7 @@ class Tunnel:
             except VgpuError as error:
                 if error.code is not ErrorCode.UNREACHABLE or asyncio.get_running_loop().time() >= until:
                     raise
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RESUME_AGAIN_SECONDS)
 
     async def _attach(self) -> Stream:
         """Connects to the engine's server through the door. Raises VgpuError."""
