@@ -442,7 +442,8 @@ def test_two_slices_on_one_device_have_histories_of_their_own(daemon: Daemon) ->
     item.slices[1].mig.placement.start = 4
 
     def usage(_request: object) -> pb.UsageReply:
-        meters = [pb.SliceMeter(compute_used_ns=used) for used in (time.monotonic_ns(), 0)]
+        # far more than the time that passes, so that a late sample is full, too
+        meters = [pb.SliceMeter(compute_used_ns=used) for used in (10 * time.monotonic_ns(), 0)]
         return pb.UsageReply(allocations=[pb.AllocationMeters(allocation_id=item.id, slices=meters)])
 
     daemon.replies["ListAllocations"] = canned.allocations(item)
