@@ -278,7 +278,7 @@ struct vgpu_usage {
 /*
  * The channels that carry a process's kernels, for an arbiter that preempts tenants by a call of the driver (rm.h). At
  * VGPU_CHANNELS_AT of the `usage` file there is one table for each slot. The slot's process writes it when the driver
- * makes or frees channels. A shorter file has no tables. Every number in a table is the tenant's claim: the arbiter
+ * schedules or frees channels. A shorter file has no tables. Every number in a table is the tenant's claim: the arbiter
  * makes its call on the tenant's own open file, and the driver refuses channels of other files.
  */
 #define VGPU_GROUP_CHANNELS 8u

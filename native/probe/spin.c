@@ -84,7 +84,7 @@ static struct {
     CUgraphExec graph;
     uint64_t iterations;
     CUdeviceptr counter, host_device;
-    volatile uint64_t *host; /* number of finished kernels; number of blocks that passed a barrier too early, or less */
+    volatile uint64_t *host; /* number of finished kernels; lower bound of the number of blocks that passed a barrier early */
     unsigned grid;
     uint64_t launched; /* number of kernels launched */
 } run;

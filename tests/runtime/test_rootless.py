@@ -70,10 +70,10 @@ def rootless(rootfs: Path) -> Iterator[Rootless]:
                 unmet("podman", f"it runs no rootless container here: {plain.stderr.strip()}")
             yield made
         finally:
+            made.podman("rm", "--force", "--time=0", "held")
             pause = folder / "libpod/tmp/pause.pid"  # the process that keeps the user's namespaces
             if pause.exists():
                 os.kill(int(pause.read_text()), signal.SIGKILL)
-        made.podman("rm", "--force", "--time=0", "held")
 
 
 def test_a_rootless_container_has_its_slice(rootless: Rootless) -> None:

@@ -27,7 +27,7 @@ _CALL_SECONDS = 150.0  # maximum wait for the door's reply: more than the door's
 _CONNECT_SECONDS = 15.0
 _END_SECONDS = 10.0  # maximum wait for the release of the slice
 _RESUME_AGAIN_SECONDS = 1.0
-# attempts of a call: the door closes connections beyond their number or their rate at once
+# attempts of a call: the door closes new connections at once that are beyond a number or a rate
 _TRIES, _AGAIN_SECONDS = 10, 0.3
 _OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH (x509_vfy.h)
 _CONNECTED = ("01", "04", "05")  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: include/net/tcp_states.h
@@ -105,37 +105,54 @@ def _unusable(sentence: str) -> VgpuError:
 async def call(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWriter, dict[str, Any]]:
     """Connects to the door, makes a call, and returns the connection with the reply. Raises VgpuError.
 
-    Tries again if the door closes the connection before the call is sent. An attach is sent again, too: it
+    Tries again if the door closes the connection before the end of the handshake, because it has not received
+    the call then. An attach that fails because something cannot be reached is made again in any case: it
     opens nothing on the node that outlives its connection.
     """
-    host, port = place.host_and_port
     for left in reversed(range(_TRIES)):
-        sent = False
-        writer: StreamWriter | None = None
         try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                reader, writer = await asyncio.open_connection(
-                    host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
-                )
-            _check_pin(place, writer)
-            writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with asyncio.timeout(_CALL_SECONDS):
-                sent = not isinstance(asked, wire.Attach)
-                writer.write(wire.encode(asked))
-                reply = wire.result(await reader.readuntil(b"\n"))
-            return reader, writer, reply
-        except (OSError, UnicodeError, EOFError, TimeoutError, asyncio.LimitOverrunError) as error:
-            if writer is not None:
-                drop(writer)
-            if sent or not left or not isinstance(error, ConnectionResetError | EOFError):
-                sentence = f"the call to the door {host} port {port} failed: {_why(error)}"
-                raise VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error)) from None
-        except BaseException:
-            if writer is not None:
-                drop(writer)
-            raise
+            return await _called(place, asked)
+        except ConnectionResetError as error:
+            if not left:
+                raise _failed(place, error) from None
+        except VgpuError as error:
+            if not left or error.code is not ErrorCode.UNREACHABLE or not isinstance(asked, wire.Attach):
+                raise
         await asyncio.sleep(_AGAIN_SECONDS)
     raise AssertionError
+
+
+async def _called(place: Place, asked: wire.Call) -> tuple[StreamReader, StreamWriter, dict[str, Any]]:
+    """As `call`, but once. Raises ConnectionResetError if the door closes the connection before the end of
+    the handshake.
+    """
+    host, port = place.host_and_port
+    writer: StreamWriter | None = None
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=place.tls(), server_hostname=host, limit=PIECE_BYTES
+            )
+        _check_pin(place, writer)
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(_CALL_SECONDS):
+            writer.write(wire.encode(asked))
+            reply = wire.result(await reader.readuntil(b"\n"))
+        return reader, writer, reply
+    except BaseException as error:
+        if writer is not None:
+            drop(writer)
+        elif isinstance(error, ConnectionResetError):
+            raise
+        if isinstance(error, OSError | UnicodeError | EOFError | TimeoutError | asyncio.LimitOverrunError):
+            raise _failed(place, error) from None
+        raise
+
+
+def _failed(place: Place, error: BaseException) -> VgpuError:
+    host, port = place.host_and_port
+    sentence = f"the call to the door {host} port {port} failed: {_why(error)}"
+    return VgpuError(ErrorCode.UNREACHABLE, sentence, _hint(error))
 
 
 def _why(error: BaseException) -> str:
