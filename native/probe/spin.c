@@ -84,8 +84,7 @@ static struct {
     CUgraphExec graph;
     uint64_t iterations;
     CUdeviceptr counter, host_device;
-    volatile uint64_t
-        *host; /* number of finished kernels; lower bound of the number of blocks that passed a barrier early */
+    volatile uint64_t *host; /* number of finished kernels; least number of blocks that passed a barrier early */
     unsigned grid;
     uint64_t launched; /* number of kernels launched */
 } run;
