@@ -25,7 +25,8 @@ def looked_up(times):
         assert cuda.cuCtxSynchronize() == 0
     return looks.value - before
 loaded()
-first, again = looked_up(1), looked_up(100)
+# a measurement that is disturbed is made again later, so one of the hundreds may have one
+first, again = looked_up(1), min(looked_up(100) for _ in range(5))
 assert cuda.cuModuleUnload(module) == 0
 loaded()
 print(json.dumps({"first": first, "again": again, "of_another_module": looked_up(1)}))
