@@ -114,27 +114,40 @@ static const struct object *find(uint32_t handle)
     return NULL;
 }
 
+/* Returns whether a channel of the group has a compute object. */
+static bool computes(const struct object *group)
+{
+    for (uint32_t i = 0; group != NULL && i < seen.count; i++) {
+        const struct object *o = &seen.objects[i];
+        const struct object *channel = (o->class_id & 0xff) == RM_CLASS_COMPUTE_LOW ? find(o->parent) : NULL;
+        if (channel != NULL && channel->parent == group->handle)
+            return true;
+    }
+    return false;
+}
+
+static uint32_t subdevice_below(uint32_t device)
+{
+    for (uint32_t i = 0; i < seen.count; i++)
+        if (seen.objects[i].class_id == RM_CLASS_SUBDEVICE && seen.objects[i].parent == device)
+            return seen.objects[i].handle;
+    return 0;
+}
+
 /*
- * Fills in the channels of the groups with a compute object, and their subdevice. A count of 0 means that there are
- * none.
+ * Fills in the channels of the groups with a compute object, each once, because the driver counts how often a channel
+ * is disabled. Sets their subdevice. A count of 0 means that there are none.
  */
 static void name_channels(struct rm_disable_channels *call)
 {
-    for (uint32_t i = 0; i < seen.count; i++) {
-        const struct object *compute = &seen.objects[i];
-        const struct object *channel = (compute->class_id & 0xff) == RM_CLASS_COMPUTE_LOW ? find(compute->parent)
-                                                                                          : NULL;
-        const struct object *group = channel == NULL ? NULL : find(channel->parent);
-        for (uint32_t j = 0; group != NULL && j < seen.count; j++) {
-            const struct object *o = &seen.objects[j];
-            if (o->class_id == RM_CLASS_SUBDEVICE && o->parent == group->parent)
-                seen.subdevice = o->handle;
-            if ((o->class_id & 0xff) != RM_CLASS_CHANNEL_LOW || o->parent != group->handle ||
-                call->count == RM_DISABLE_CHANNELS_MAX)
-                continue;
-            call->clients[call->count] = seen.client;
-            call->channels[call->count++] = o->handle;
-        }
+    for (uint32_t i = 0; i < seen.count && call->count < RM_DISABLE_CHANNELS_MAX; i++) {
+        const struct object *o = &seen.objects[i];
+        const struct object *group = (o->class_id & 0xff) == RM_CLASS_CHANNEL_LOW ? find(o->parent) : NULL;
+        if (!computes(group))
+            continue;
+        seen.subdevice = subdevice_below(group->parent);
+        call->clients[call->count] = seen.client;
+        call->channels[call->count++] = o->handle;
     }
 }
 

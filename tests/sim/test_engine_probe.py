@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.support import eventually
 from tests.sim.test_mps import Mps
 from tests.simnode import SimNode
 
@@ -32,6 +33,22 @@ def test_the_probe_selects_the_engine_cut_if_kernels_can_be_preempted(node: SimN
     assert answer["off_us"] >= 449 and answer["on_us"] >= 275
     assert answer["context_mib"] == 526
     assert node.dump()["processes"] == []
+
+
+def test_the_probe_lists_each_channel_once_in_a_call(node: SimNode) -> None:
+    """A channel that a call lists twice is disabled twice."""
+    device = node.dump()["devices"][1]["uuid"]
+    node.sim("fault", "hang", "--function", "FIFO_DISABLE_CHANNELS.disabled")
+    probing = node.start([str(node.build / "bin" / "vgpu-engine-probe"), device])
+
+    def uses() -> list[tuple[int, int]]:
+        used = [use for one in node.dump()["processes"] for use in one["uses"]]
+        return [(use["channels_off"], use["channels_repeated"]) for use in used if use["channels_off"]]
+
+    eventually(lambda: uses() != [], "its channels are disabled")
+    assert uses() == [(8, 0)]
+    node.sim("fault", "clear")
+    assert json.loads(probing.communicate()[0])["engine"] == "cut"
 
 
 def test_the_probe_works_with_a_kernel_that_was_measured_too_long(node: SimNode) -> None:
