@@ -119,9 +119,9 @@ struct rm_disable_channels {
 };
 
 /*
- * Control calls of a channel group, and of a channel outside of a group: their work can run from now on, also on
- * channels that were disabled before. libcuda makes the call for a group after all of its channels, 30 ms after the
- * first (seen on an H100).
+ * Control calls of a channel group, and of a channel outside of a group. With `enable`, their work can run from now on,
+ * also on channels that were disabled before; without it, their work no longer runs (ctrla06fgpfifo.h). libcuda makes
+ * the call for a group after all of its channels, 30 ms after the first (seen on an H100).
  */
 #define RM_SCHEDULE_GROUP 0xa06c0101u
 #define RM_SCHEDULE_CHANNEL 0xa06f0103u

@@ -98,11 +98,7 @@ class Card:
     def program(
         self, name: str, lease: Path, *words: str, around: Sequence[str] = ()
     ) -> "subprocess.Popen[str]":
-        env = {
-            "LD_PRELOAD": ":".join(map(str, (self.sim.build / "lib" / "libvgpu.so", *self.preloads))),
-            "VGPU_LEASE": str(lease),
-            "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in read_limits(lease).devices),
-        }
+        env = self.tenant_variables(lease)
         if name == "vgpu-spin":
             env["VGPU_SIM_KERNEL_US"] = str(self.kernel_us)
         command = [*around, str(self.sim.build / "bin" / name), *words]
@@ -111,6 +107,13 @@ class Card:
         )
         self.processes.append(process)
         return process
+
+    def tenant_variables(self, lease: Path) -> dict[str, str]:
+        return {
+            "LD_PRELOAD": ":".join(map(str, (self.sim.build / "lib" / "libvgpu.so", *self.preloads))),
+            "VGPU_LEASE": str(lease),
+            "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in read_limits(lease).devices),
+        }
 
     def end(self) -> None:
         for process in self.processes:

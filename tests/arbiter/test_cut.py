@@ -23,6 +23,7 @@ from tests.arbiter.conftest import GIB, LONG, Card, answer, counters
 from tests.arbiter.test_pairs import pair
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
+from tests.sim.tenant import Tenant
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy, update_limits
 
@@ -48,6 +49,51 @@ def test_libvgpu_lists_the_channels_of_a_context_in_the_lease(cut_card: Card) ->
     ((_, client, subdevice, count, *channels),) = table(lease)[1]
     assert client != 0 and subdevice != 0
     assert count == 8 and len(set(channels)) == 8
+
+
+class RawTenant(Tenant):
+    """A tenant that makes calls of the driver by `ioctl`, as libcuda does (native/common/rm.h)."""
+
+    def __init__(self, card: Card, lease: Path) -> None:
+        super().__init__(card.sim, card.tenant_variables(lease))
+        eventually(lambda: len(table(lease)[1]) == 1, "its channels are listed")
+        self.file, self.client, _, _, *self.channels = table(lease)[1][0]
+        self.do("ioctl = c.CDLL(None).ioctl; enable = (c.c_uint8 * 3)(); at = c.addressof(enable)")
+
+    def call(self, number: int, *words: int | str, status: int = -1) -> None:
+        """Makes a call whose argument has these words of 32 bits. `status` is the index of the driver's
+        answer in them.
+        """
+        self.do(f"a = (c.c_uint32 * {len(words)})({', '.join(map(str, words))}); a[{status}] = 99")
+        request = 3 << 30 | 4 * len(words) << 16 | ord("F") << 8 | number
+        assert self.do(f"out = ioctl({self.file}, c.c_ulong({request}), a), a[{status}]") == "(0, 0)"
+
+    def free(self, handle: int) -> None:
+        self.call(0x29, self.client, 0, handle, 0)
+
+    def alloc(self, parent: int, handle: int, class_id: int) -> None:
+        self.call(0x2B, self.client, parent, handle, class_id, *(0,) * 8, status=-2)
+
+    def schedule(self, group: int, enable: int) -> None:
+        self.do(f"enable[0] = {enable}")
+        self.call(0x2A, self.client, group, 0xA06C0101, 0, "at % 2**32", "at >> 32", 3, 0)
+
+
+def test_a_channel_group_is_listed_only_when_it_is_scheduled(cut_card: Card) -> None:
+    lease = cut_card.lease("a", SharePolicy.NONE, 100)
+    tenant = RawTenant(cut_card, lease)
+    device, group, channel, compute = 0x5C000001, 0x5D000001, 0x5D000002, 0x5D000003
+    for parent, handle, class_id in (
+        (device, group, 0xA06C),
+        (group, channel, 0xC86F),
+        (channel, compute, 0xCBC0),
+    ):
+        tenant.alloc(parent, handle, class_id)
+    listed = []
+    for enable in (0, 1):
+        tenant.schedule(group, enable)
+        listed.append(len(table(lease)[1]))
+    assert listed == [1, 2]
 
 
 def test_a_process_is_preempted_only_when_all_channels_of_its_context_are_made(cut_card: Card) -> None:

@@ -61,7 +61,7 @@ for line in sys.stdin:
         gid = Gid()
         answer = control(fd, a["client"], a["subdevice"], 0x2080014a, gid) or gid.data.decode()
     elif a["verb"] == "schedule":
-        answer = control(fd, a["client"], a["group"], 0xa06c0101, (c.c_uint8 * 3)(1))
+        answer = control(fd, a["client"], a["group"], 0xa06c0101, (c.c_uint8 * 3)(a["enable"]))
     else:
         p = Disable(disable=a["verb"] == "off", count=len(a["channels"]))
         for i, (client, channel) in enumerate(a["channels"]):
@@ -179,9 +179,21 @@ def test_scheduling_a_channel_group_enables_its_channels_however_often_they_were
     pid = tenant.process.pid
     assert [outside.turn("off", node, pid) for _ in range(2)] == [0, 0]
     group = entry(node, pid)[1]["compute_channels"][0] - 1
-    assert outside.turn("schedule", node, pid, group=group) == 0
+    assert outside.turn("schedule", node, pid, group=group, enable=1) == 0
     assert entry(node, pid)[1]["channels_off"] == 0
-    assert outside.turn("schedule", node, pid, group=group + 1) == NO_GROUP
+    assert outside.turn("schedule", node, pid, group=group + 1, enable=1) == NO_GROUP
+
+
+def test_the_channels_of_a_group_that_is_no_longer_scheduled_stand_until_it_is_scheduled_again(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    pid = tenant.process.pid
+    group = entry(node, pid)[1]["compute_channels"][0] - 1
+    off = []
+    for call in ({"verb": "schedule", "enable": 0}, {"verb": "on"}, {"verb": "schedule", "enable": 1}):
+        assert outside.turn(node=node, pid=pid, group=group, **call) == 0
+        off.append(entry(node, pid)[1]["channels_off"])
+    assert off == [8, 8, 0]
 
 
 def test_an_order_to_disable_channels_may_name_those_of_another_client(

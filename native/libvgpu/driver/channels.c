@@ -336,6 +336,9 @@ static void note_scheduled(const struct rm_control *made)
 {
     if (made->status != RM_OK || (made->command != RM_SCHEDULE_GROUP && made->command != RM_SCHEDULE_CHANNEL))
         return;
+    const struct rm_schedule *asked = (const struct rm_schedule *)(uintptr_t)made->parameters;
+    if (asked == NULL || asked->enable == 0)
+        return; /* a group that is no longer scheduled stays listed: it may be scheduled again */
     pthread_mutex_lock(&lock);
     bool changed = schedule_add(made);
     if (changed)

@@ -88,7 +88,7 @@ static void settle(struct sim_state *s, struct sim_proc *p, uint32_t use)
         if (o->handle == 0 || o->use != use || !o->computes)
             continue;
         channels++;
-        off += o->off > 0;
+        off += o->off > 0 || o->unscheduled;
     }
     sim_engine_lock(d);
     sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
@@ -158,7 +158,7 @@ static uint32_t make_object(struct sim_state *s, struct sim_proc *p, const struc
         return RM_INVALID_ARGUMENT;
     if (!device && (parent == NULL || !fits(parent, a->class_id)))
         return RM_OBJECT_NOT_FOUND;
-    struct sim_object made = {a->object, a->parent, a->class_id, (uint8_t)(device ? words[1] : parent->use), 0, 0};
+    struct sim_object made = {a->object, a->parent, a->class_id, (uint8_t)(device ? words[1] : parent->use), 0, 0, 0};
     uint32_t group = parent == NULL ? 0 : parent->parent;
     struct sim_object *o = take(p);
     if (o == NULL)
@@ -320,7 +320,10 @@ static struct sim_device *find_device(struct sim_state *s, int fd, const struct 
     return d;
 }
 
-/* Schedules a channel group, which enables its channels, however often they were disabled (as on an H100). */
+/*
+ * Schedules a channel group, which enables its channels, however often they were disabled (as on an H100). Without
+ * `enable`, its channels stand until the group is scheduled again (ctrla06fgpfifo.h).
+ */
 static uint32_t schedule(struct sim_state *s, struct sim_proc *p, const struct rm_control *c)
 {
     const struct sim_object *group = p == NULL ? NULL : find(p, c->object);
@@ -330,9 +333,12 @@ static uint32_t schedule(struct sim_state *s, struct sim_proc *p, const struct r
         return RM_OBJECT_NOT_FOUND;
     if (c->parameters == 0 || c->parameters_size != sizeof(struct rm_schedule))
         return RM_INVALID_ARGUMENT;
+    bool enable = ((const struct rm_schedule *)(uintptr_t)c->parameters)->enable != 0;
     for (uint32_t i = 0; i < p->object_high; i++)
-        if (p->objects[i].handle != 0 && p->objects[i].parent == c->object)
-            p->objects[i].off = 0;
+        if (p->objects[i].handle != 0 && p->objects[i].parent == c->object) {
+            p->objects[i].off = enable ? 0 : p->objects[i].off;
+            p->objects[i].unscheduled = !enable;
+        }
     settle(s, p, group->use);
     return RM_OK;
 }

@@ -106,6 +106,7 @@ struct sim_object {
     uint8_t use;                       /* index of the process's use of the device to which the object belongs */
     uint8_t computes;                  /* 1: a channel of a group that has a compute object */
     uint8_t off;                       /* a channel: number of times that it must be enabled before it works */
+    uint8_t unscheduled;               /* 1: a channel of a group that was scheduled without `enable` */
 };
 
 /* The CUprocessState in the low bits of sim_proc.gate; the high bits count the moves to other devices. */
