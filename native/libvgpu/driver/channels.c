@@ -347,9 +347,23 @@ static void note_scheduled(const struct rm_control *made)
     tell(changed);
 }
 
-/* Records that objects are freed. Called before the driver frees them, because their handles may be reused at once. */
+/*
+ * Returns whether the 8 bytes at `at` can be read. The kernel reads the set of signals before it refuses an unknown
+ * `how`, so the call changes nothing.
+ */
+static bool is_readable(const void *at)
+{
+    return syscall(SYS_rt_sigprocmask, -1, at, NULL, sizeof(uint64_t)) != 0 && errno != EFAULT;
+}
+
+/*
+ * Records that objects are freed. Called before the driver frees them, because their handles may be reused at once. So
+ * the kernel has not checked `gone` yet, unlike the arguments of the other calls.
+ */
 static void note_free(const struct rm_free *gone)
 {
+    if (gone == NULL || !is_readable(&gone->client) || !is_readable(&gone->object))
+        return;
     pthread_mutex_lock(&lock);
     bool changed = forget(gone->client, gone->object);
     if (changed)
@@ -360,10 +374,12 @@ static void note_free(const struct rm_free *gone)
 
 static int noted_ioctl(int fd, unsigned long request, void *argument)
 {
-    if (_IOC_NR(request) == RM_ESCAPE_FREE && _IOC_SIZE(request) == sizeof(struct rm_free) && argument != NULL)
-        note_free(argument);
-    int result = call_next(fd, request, argument);
     int before = errno;
+    if (_IOC_NR(request) == RM_ESCAPE_FREE && _IOC_SIZE(request) == sizeof(struct rm_free))
+        note_free(argument);
+    errno = before; /* a call that succeeds leaves errno unchanged */
+    int result = call_next(fd, request, argument);
+    before = errno;
     if (result == 0 && _IOC_NR(request) == RM_ESCAPE_ALLOC && argument != NULL)
         note_alloc(argument, request, fd);
     if (result == 0 && _IOC_NR(request) == RM_ESCAPE_CONTROL && _IOC_SIZE(request) == sizeof(struct rm_control) &&
