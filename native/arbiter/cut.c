@@ -56,8 +56,7 @@ struct cut_device {
  */
 struct off_group {
     uint32_t slot;
-    uint32_t client;
-    uint32_t channel; /* the first channel of the group */
+    struct vgpu_channel_group group;
 };
 
 struct cut_entity {
@@ -140,11 +139,23 @@ static uint32_t process_count(const struct lease *lease)
     return count;
 }
 
+/*
+ * Returns whether `off` is the group that a process lists now. Its first channel may be another one than when it was
+ * disabled, because the process may have freed some of its channels.
+ */
+static bool is_group(const struct off_group *off, uint32_t slot, const struct vgpu_channel_group *group)
+{
+    bool found = false;
+    if (off->slot == slot && off->group.client == group->client)
+        for (uint32_t c = 0; c < VGPU_GROUP_CHANNELS; c++) /* the tenant's `count` may be larger */
+            found |= off->group.channels[c] == group->channels[0];
+    return found;
+}
+
 static bool is_off(const struct cut_entity *entity, uint32_t slot, const struct vgpu_channel_group *group)
 {
     for (uint32_t i = 0; i < entity->off_count; i++)
-        if (entity->off[i].slot == slot && entity->off[i].client == group->client &&
-            entity->off[i].channel == group->channels[0])
+        if (is_group(&entity->off[i], slot, group))
             return true;
     return false;
 }
@@ -158,10 +169,8 @@ static void note_off(struct cut_entity *entity, const struct channels_process *p
     if (more == NULL)
         return;
     entity->off = more;
-    for (uint32_t i = 0; i < process->count; i++) {
-        const struct vgpu_channel_group *group = &process->groups[i];
-        entity->off[entity->off_count++] = (struct off_group){process->slot, group->client, group->channels[0]};
-    }
+    for (uint32_t i = 0; i < process->count; i++)
+        entity->off[entity->off_count++] = (struct off_group){process->slot, process->groups[i]};
 }
 
 static void forget_off(struct cut_entity *entity, const struct channels_process *process)
@@ -170,8 +179,8 @@ static void forget_off(struct cut_entity *entity, const struct channels_process 
     for (uint32_t i = 0; i < entity->off_count; i++) {
         const struct off_group *off = &entity->off[i];
         bool back = false;
-        for (uint32_t g = 0; g < process->count && off->slot == process->slot; g++)
-            back |= off->client == process->groups[g].client && off->channel == process->groups[g].channels[0];
+        for (uint32_t g = 0; g < process->count; g++)
+            back |= is_group(off, process->slot, &process->groups[g]);
         if (!back)
             entity->off[kept++] = *off;
     }

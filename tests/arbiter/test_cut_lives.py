@@ -17,7 +17,7 @@ import pytest
 
 from tests.arbiter.accounts import device_works, divide, done_ns, have_turns, is_cut_to
 from tests.arbiter.conftest import LONG, Card, counters
-from tests.arbiter.test_cut import CONSERVING, HARD, fault, table
+from tests.arbiter.test_cut import CONSERVING, HARD, RawTenant, fault, table
 from tests.conditions import needs, unmet
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
@@ -203,6 +203,19 @@ def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_car
         is_cut_to(cut_card, lease, 25, process.pid)
         cut_card.spin(other, LONG)
         divide(lease, other, least=10, most=50)
+
+
+def test_a_group_whose_first_channel_is_freed_while_it_is_off_is_enabled_and_disabled_once(
+    cut_card: Card,
+) -> None:
+    lease = cut_card.lease("a", HARD, 5)
+    tenant = RawTenant(cut_card, lease)
+    tenant.say("launch 1 600000000")
+    eventually(lambda: is_off(lease), "it is off")
+    tenant.free(tenant.channels[0])
+    have_turns(lease, turns=3)
+    device_works(cut_card, tenant.process.pid)
+    assert repeated_calls(cut_card, tenant.process.pid) == 0
 
 
 def test_a_process_whose_control_file_is_absent_for_a_moment_keeps_the_cut_engine(
