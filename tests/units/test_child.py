@@ -26,6 +26,11 @@ SLEEP = ("/bin/sleep", "1000")
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; echo deaf >ready; while :; do sleep 1; done")
 
 
+def at_once() -> bool:
+    """The readiness test of a helper that is ready once started."""
+    return True
+
+
 @pytest.fixture
 def units(tmp_path: Path) -> Iterator[ChildUnits]:
     units = ChildUnits(tmp_path)
@@ -35,8 +40,8 @@ def units(tmp_path: Path) -> Iterator[ChildUnits]:
 
 
 def test_a_helper_is_started_listed_and_stopped(units: ChildUnits) -> None:
-    started = units.start(UnitSpec("vgpud-mps@GPU-1", SLEEP))
-    units.start(UnitSpec("vgpud-arbiter", SLEEP))
+    started = units.start(UnitSpec("vgpud-mps@GPU-1", SLEEP, at_once))
+    units.start(UnitSpec("vgpud-arbiter", SLEEP, at_once))
     assert units.running("vgpud-mps@GPU-1") == started
     assert [r.name for r in units.list()] == ["vgpud-arbiter", "vgpud-mps@GPU-1"]
     assert [r.name for r in units.list("vgpud-mps@")] == ["vgpud-mps@GPU-1"]
@@ -50,16 +55,16 @@ def test_a_helper_is_started_listed_and_stopped(units: ChildUnits) -> None:
 def test_a_start_of_a_running_helper_does_nothing_and_one_of_a_dead_helper_restarts_it(
     units: ChildUnits,
 ) -> None:
-    spec = UnitSpec("helper", SLEEP)
+    spec = UnitSpec("helper", SLEEP, at_once)
     first = units.start(spec)
-    assert units.start(UnitSpec("helper", ("/bin/sleep", "2000"))) == first
+    assert units.start(UnitSpec("helper", ("/bin/sleep", "2000"), at_once)) == first
     os.kill(first.pid, signal.SIGKILL)
     until(lambda: units.running("helper") is None)
     assert units.start(spec).pid != first.pid
 
 
 def test_helpers_that_have_ended_are_reaped(units: ChildUnits) -> None:
-    running = units.start(UnitSpec("helper", SLEEP))
+    running = units.start(UnitSpec("helper", SLEEP, at_once))
     os.kill(running.pid, signal.SIGKILL)
     until(lambda: units.running("helper") is None)
     until(lambda: units.running("helper") is None and read_stat(running.pid) is None)
@@ -69,7 +74,7 @@ def test_concurrent_starts_of_one_helper_make_a_single_process(tmp_path: Path) -
     many = [ChildUnits(tmp_path) for _ in range(3)]
     found: list[Running] = []
     threads = [
-        threading.Thread(target=lambda u=u: found.append(u.start(UnitSpec("helper", SLEEP))))
+        threading.Thread(target=lambda u=u: found.append(u.start(UnitSpec("helper", SLEEP, at_once))))
         for u in many
         for _ in range(4)
     ]
@@ -92,7 +97,7 @@ def test_the_environment_of_a_helper_has_only_the_requested_variables(
             "helper",
             ("/bin/sh", "-c", f"env >{out}.new; mv {out}.new {out}; exec sleep 1000"),
             env={"CUDA_MPS_PIPE_DIRECTORY": "/run/a b"},
-            ready=out,
+            ready=out.exists,
         )
     )
     lines = out.read_text().splitlines()
@@ -108,15 +113,15 @@ def test_a_ready_file_of_an_earlier_helper_does_not_count(units: ChildUnits, tmp
         UnitSpec(
             "helper",
             ("/bin/sh", "-c", f"echo new >{ready}; exec sleep 1000"),
-            ready=ready,
-            files=(other, tmp_path),
+            ready=ready.exists,
+            files=(ready, other, tmp_path),
         )
     )
     until(lambda: ready.read_text() == "new\n")
     assert not other.exists()
 
 
-def test_a_function_may_decide_when_a_helper_is_ready(units: ChildUnits) -> None:
+def test_a_start_waits_until_the_helper_is_ready(units: ChildUnits) -> None:
     answers = iter([False, False, True])
     units.start(UnitSpec("helper", SLEEP, ready=lambda: next(answers)))
     assert list(answers) == []
@@ -132,7 +137,7 @@ def test_a_helper_that_is_not_ready_in_time_is_stopped(units: ChildUnits) -> Non
 def test_a_helper_that_ends_before_it_is_ready_is_an_error_with_its_log(units: ChildUnits) -> None:
     with pytest.raises(VgpuError) as caught:
         command = ("/bin/sh", "-c", "echo no gpu here >&2; exit 3")
-        units.start(UnitSpec("helper", command, ready=Path("/nonexistent/socket")))
+        units.start(UnitSpec("helper", command, ready=Path("/nonexistent/socket").exists))
     assert caught.value.code is ErrorCode.HELPER_FAILED
     assert caught.value.details == ("no gpu here",)
     assert units.running("helper") is None
@@ -140,7 +145,7 @@ def test_a_helper_that_ends_before_it_is_ready_is_an_error_with_its_log(units: C
 
 def test_the_start_of_a_helper_whose_program_is_absent_is_an_error(units: ChildUnits) -> None:
     with pytest.raises(VgpuError) as caught:
-        units.start(UnitSpec("helper", ("/nonexistent/program",), ready=Path("/nonexistent/socket")))
+        units.start(UnitSpec("helper", ("/nonexistent/program",), ready=Path("/nonexistent/socket").exists))
     assert caught.value.code is ErrorCode.HELPER_FAILED
     assert "/nonexistent/program" in caught.value.details[-1]
 
@@ -148,7 +153,7 @@ def test_the_start_of_a_helper_whose_program_is_absent_is_an_error(units: ChildU
 def test_a_helper_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     script = STUBBORN[2].replace("ready", str(ready))
-    running = units.start(UnitSpec("helper", (*STUBBORN[:2], script), ready=ready))
+    running = units.start(UnitSpec("helper", (*STUBBORN[:2], script), ready=ready.exists))
     units.stop("helper", 0.2)
     assert not is_alive(running.pid, running.start_ticks)
 
@@ -156,7 +161,7 @@ def test_a_helper_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Pa
 def test_a_helper_that_ends_on_sigterm_may_clean_up(units: ChildUnits, tmp_path: Path) -> None:
     ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
     script = f"trap 'echo >{cleaned}; exit' TERM; echo >{ready}; while :; do sleep 0.05; done"
-    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=ready))
+    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=ready.exists))
     units.stop("helper", 30)
     assert cleaned.exists()
 
@@ -181,7 +186,7 @@ def test_a_damaged_pid_file_is_no_helper(units: ChildUnits, tmp_path: Path, text
     (tmp_path / "units").mkdir()
     (tmp_path / "units/helper.pid").write_text(text)
     assert units.running("helper") is None
-    assert units.start(UnitSpec("helper", SLEEP)).pid > 0
+    assert units.start(UnitSpec("helper", SLEEP, at_once)).pid > 0
 
 
 def test_the_stat_line_of_a_command_with_spaces_and_brackets_is_parsed() -> None:
@@ -193,7 +198,7 @@ def test_the_stat_line_of_a_command_with_spaces_and_brackets_is_parsed() -> None
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "x\n"])
 def test_invalid_unit_names_are_refused(units: ChildUnits, name: str) -> None:
     with pytest.raises(VgpuError) as caught:
-        UnitSpec(name, SLEEP)
+        UnitSpec(name, SLEEP, at_once)
     assert caught.value.code is ErrorCode.BUG
     with pytest.raises(VgpuError):
         units.stop(name, 0)
@@ -211,7 +216,7 @@ if sys.argv[2] == "while-starting":
         popen(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGKILL)
     subprocess.Popen = spawn_and_die
-units.start(UnitSpec("helper", ("/bin/sleep", "1000")))
+units.start(UnitSpec("helper", ("/bin/sleep", "1000"), lambda: True))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -224,14 +229,14 @@ def test_a_helper_outlives_kill_9_of_vgpud_and_is_found_again(
     assert done.returncode == -signal.SIGKILL
     running = units.running("helper")
     assert running is not None
-    assert units.start(UnitSpec("helper", SLEEP)) == running
+    assert units.start(UnitSpec("helper", SLEEP, at_once)) == running
     units.stop("helper", 5)
     assert not is_alive(running.pid, running.start_ticks)
 
 
 def test_the_exit_callback_of_a_helper_is_called_once(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
-        running = units.start(UnitSpec("helper", SLEEP))
+        running = units.start(UnitSpec("helper", SLEEP, at_once))
         told: asyncio.Queue[str] = asyncio.Queue()
         units.on_exit("helper", told.put_nowait)
         os.kill(running.pid, signal.SIGKILL)
@@ -272,7 +277,7 @@ def test_descendants_of_a_helper_end_with_it(
 ) -> None:
     pid_file = tmp_path / "server"
     script = f"sleep 1000 & echo $! >{pid_file}.new; mv {pid_file}.new {pid_file}; wait"
-    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=pid_file))
+    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=pid_file.exists))
     server = os.pidfd_open(int(pid_file.read_text()))
     try:
         kernel.left = unanswered
@@ -288,7 +293,7 @@ def test_a_helper_is_started_and_stopped_while_queries_about_processes_fail(
     units: ChildUnits, kernel: BusyKernel
 ) -> None:
     kernel.left = sys.maxsize
-    running = units.start(UnitSpec("helper", SLEEP))
+    running = units.start(UnitSpec("helper", SLEEP, at_once))
     pidfd = os.pidfd_open(running.pid)
     try:
         assert units.running("helper") == running
@@ -304,7 +309,7 @@ def test_a_helper_is_started_and_stopped_while_queries_about_processes_fail(
 def test_vgpud_asks_the_kernel_about_a_helper_of_an_earlier_vgpud_until_the_kernel_answers(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel
 ) -> None:
-    spec = UnitSpec("helper", SLEEP)
+    spec = UnitSpec("helper", SLEEP, at_once)
     running, later = units.start(spec), ChildUnits(tmp_path)
     for left in range(4):
         kernel.left = left
@@ -319,7 +324,7 @@ def test_a_helper_keeps_its_pid_file_while_the_kernel_does_not_answer_about_it(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vgpud.units.child._KILL_SECONDS", 0.0)
-    running = units.start(UnitSpec("helper", SLEEP))
+    running = units.start(UnitSpec("helper", SLEEP, at_once))
     kernel.left = sys.maxsize
     with pytest.raises(VgpuError) as caught:
         ChildUnits(tmp_path).stop("helper", 0)
@@ -333,7 +338,7 @@ def test_a_helper_is_not_reported_as_ended_while_the_kernel_does_not_answer(
     units: ChildUnits, tmp_path: Path, kernel: BusyKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vgpud.units.base._LOOK_AGAIN_SECONDS", 0.01)
-    running = units.start(UnitSpec("helper", SLEEP))
+    running = units.start(UnitSpec("helper", SLEEP, at_once))
 
     async def scenario() -> None:
         told: asyncio.Queue[str] = asyncio.Queue()
@@ -361,7 +366,7 @@ def test_a_helper_that_does_not_call_exec_in_time_is_ended(
     monkeypatch.setattr("vgpud.units.child._LAUNCHER", "kill -STOP $$")
     monkeypatch.setattr(subprocess, "Popen", record)
     with pytest.raises(VgpuError) as caught:
-        units.start(UnitSpec("helper", SLEEP, ready_seconds=0.1))
+        units.start(UnitSpec("helper", SLEEP, at_once, ready_seconds=0.1))
     assert caught.value.code is ErrorCode.HELPER_TIMEOUT
     assert [child.returncode for child in children] == [-signal.SIGKILL]
     assert units.list() == ()
@@ -370,8 +375,8 @@ def test_a_helper_that_does_not_call_exec_in_time_is_ended(
 def test_the_exit_callback_of_a_helper_can_be_cancelled(units: ChildUnits) -> None:
     async def scenario() -> list[str]:
         told: list[str] = []
-        units.start(UnitSpec("helper", SLEEP))
-        units.start(UnitSpec("other", SLEEP))
+        units.start(UnitSpec("helper", SLEEP, at_once))
+        units.start(UnitSpec("other", SLEEP, at_once))
         cancel = units.on_exit("helper", told.append)
         gone = asyncio.Event()
         units.on_exit("other", lambda _name: gone.set())

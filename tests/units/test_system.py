@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.support import eventually
+from tests.units.test_child import at_once
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.proc import is_alive
 from vgpud.units import ChildUnits, SystemdUnits, UnitSpec, choose_units
@@ -69,8 +70,8 @@ def units(systemd: Path, tmp_path: Path) -> Iterator[SystemdUnits]:
 
 
 def test_a_helper_is_started_listed_and_stopped(units: SystemdUnits, tmp_path: Path) -> None:
-    started = units.start(UnitSpec(NAME, ("nvidia-cuda-mps-control", "-f"), env={"A": "1"}))
-    assert units.start(UnitSpec(NAME, ("other",))) == started
+    started = units.start(UnitSpec(NAME, ("nvidia-cuda-mps-control", "-f"), at_once, env={"A": "1"}))
+    assert units.start(UnitSpec(NAME, ("other",), at_once)) == started
     assert units.running(NAME) == started
     assert units.list("vgpud-mps@") == (started,)
     assert units.list("vgpud-arbiter") == ()
@@ -82,7 +83,7 @@ def test_a_helper_is_started_listed_and_stopped(units: SystemdUnits, tmp_path: P
 
 
 def test_systemctl_is_called_with_the_documented_arguments(units: SystemdUnits, systemd: Path) -> None:
-    units.start(UnitSpec(NAME, ("x",)))
+    units.start(UnitSpec(NAME, ("x",), at_once))
     assert (systemd / "calls").read_text().splitlines() == [
         f"show --property=ActiveState,MainPID -- {NAME}.service",
         f"reset-failed -- {NAME}.service",
@@ -94,18 +95,18 @@ def test_systemctl_is_called_with_the_documented_arguments(units: SystemdUnits, 
 def test_the_environment_file_of_a_unit_is_written_as_systemd_reads_it(
     units: SystemdUnits, tmp_path: Path
 ) -> None:
-    units.start(UnitSpec(NAME, ("x",), env={"PLAIN": "/run/x", "ODD": 'a "b" $c \\ `d`'}))
+    units.start(UnitSpec(NAME, ("x",), at_once, env={"PLAIN": "/run/x", "ODD": 'a "b" $c \\ `d`'}))
     path = tmp_path / f"units/{NAME}.env"
     assert path.read_text() == 'PLAIN="/run/x"\nODD="a \\"b\\" \\$c \\\\ \\`d\\`"\n'
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(VgpuError, match="line break"):
-        units.start(UnitSpec("other", ("x",), env={"A": "1\n2"}))
+        units.start(UnitSpec("other", ("x",), at_once, env={"A": "1\n2"}))
 
 
 def test_a_unit_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Path) -> None:
     ready = systemd / "ready"
     (systemd / "exec").write_text(f"trap '' TERM; echo >{ready}; while :; do sleep 0.1; done")
-    running = units.start(UnitSpec(NAME, ("x",), ready=ready))
+    running = units.start(UnitSpec(NAME, ("x",), ready=ready.exists))
     units.stop(NAME, 0.2)
     assert not is_alive(running.pid, running.start_ticks)
     assert f"kill --signal=SIGKILL -- {NAME}.service" in (systemd / "calls").read_text()
@@ -114,7 +115,7 @@ def test_a_unit_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Pat
 def test_a_unit_that_fails_to_start_is_an_error(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "fail").touch()
     with pytest.raises(VgpuError) as caught:
-        units.start(UnitSpec(NAME, ("x",)))
+        units.start(UnitSpec(NAME, ("x",), at_once))
     assert caught.value.code is ErrorCode.HELPER_FAILED
     assert caught.value.details == (f"Job for {NAME}.service failed",)
 
@@ -122,7 +123,7 @@ def test_a_unit_that_fails_to_start_is_an_error(units: SystemdUnits, systemd: Pa
 def test_a_unit_that_ends_at_once_is_an_error(units: SystemdUnits, systemd: Path) -> None:
     (systemd / "dies").touch()
     with pytest.raises(VgpuError, match="ended at once"):
-        units.start(UnitSpec(NAME, ("x",)))
+        units.start(UnitSpec(NAME, ("x",), at_once))
 
 
 def test_a_unit_that_is_not_ready_in_time_is_stopped(units: SystemdUnits) -> None:
@@ -142,7 +143,7 @@ def test_a_started_unit_about_whose_process_the_kernel_does_not_answer_is_stoppe
     with monkeypatch.context() as busy:
         busy.setattr("vgpud.proc.aside", no_answer)
         with pytest.raises(VgpuError) as caught:
-            units.start(UnitSpec(NAME, ("x",)))
+            units.start(UnitSpec(NAME, ("x",), at_once))
     assert caught.value.code is ErrorCode.HELPER_TIMEOUT
     assert f"stop -- {NAME}.service" in (systemd / "calls").read_text().splitlines()
 
@@ -154,13 +155,13 @@ def test_stopping_a_unit_that_is_not_installed_succeeds(units: SystemdUnits, sys
 
 def test_a_missing_systemctl_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VgpuError) as caught:
-        SystemdUnits(tmp_path, str(tmp_path / "absent")).start(UnitSpec(NAME, ("x",)))
+        SystemdUnits(tmp_path, str(tmp_path / "absent")).start(UnitSpec(NAME, ("x",), at_once))
     assert caught.value.code is ErrorCode.HELPER_FAILED
 
 
 def test_the_exit_of_a_unit_is_reported(units: SystemdUnits) -> None:
     async def scenario() -> str:
-        running = units.start(UnitSpec(NAME, ("x",)))
+        running = units.start(UnitSpec(NAME, ("x",), at_once))
         told: asyncio.Queue[str] = asyncio.Queue()
         units.on_exit(NAME, told.put_nowait)
         os.kill(running.pid, signal.SIGKILL)
@@ -193,7 +194,7 @@ def test_vgpud_does_not_wait_for_systemd_to_report_the_exit_of_a_unit(
 ) -> None:
     """vgpud asks systemd while it is busy. Then systemd fails to answer, and then the helper ends."""
     monkeypatch.setattr("vgpud.units.system._LOOK_AGAIN_SECONDS", 0.01)
-    running = units.start(UnitSpec(NAME, ("x",)))
+    running = units.start(UnitSpec(NAME, ("x",), at_once))
     (systemd / "hold").touch()
     release = threading.Timer(60, (systemd / "hold").unlink)
     release.start()

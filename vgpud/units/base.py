@@ -24,30 +24,23 @@ class UnitSpec:
     """What is needed to start a helper. `argv` is its command line, which stays in the foreground; `env` is
     added to a small fixed environment.
 
-    `ready` is a path that the helper creates, or a function that is called until it returns True; None means
-    that the helper is ready once started. That path and `files`, which the helper creates too, are removed
-    before the start, so that leftovers of an earlier run are not mistaken for the new ones.
+    `ready` is called until it returns True. `files`, which the helper creates, are removed before the start,
+    so that leftovers of an earlier run are not mistaken for the new ones.
     """
 
     name: str
     argv: tuple[str, ...]
+    ready: Callable[[], bool]
     env: Mapping[str, str] = field(default_factory=dict)
-    ready: Callable[[], bool] | Path | None = None
     ready_seconds: float = 10.0
     files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
-    def is_ready(self) -> bool:
-        if self.ready is None:
-            return True
-        return self.ready.exists() if isinstance(self.ready, Path) else self.ready()
-
     def remove_leftovers(self) -> None:
         """Removes leftovers of an earlier run. Precondition: the helper does not run."""
-        made = (*self.files, self.ready) if isinstance(self.ready, Path) else self.files
-        for path in made:
+        for path in self.files:
             if not path.is_dir():
                 path.unlink(missing_ok=True)
 
@@ -125,7 +118,7 @@ def wait_ready(spec: UnitSpec, pin: Callable[[], PidFd | None], failed: Callable
     if pidfd is None:
         raise failed(f"helper {spec.name} ended at once")
     with pidfd:
-        while not spec.is_ready():
+        while not spec.ready():
             if has_exited(pidfd, pause):
                 raise failed(f"helper {spec.name} ended before it was ready")
             if time.monotonic() >= until:
