@@ -26,7 +26,7 @@ from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import session as session_module
 from vgpud.remote import wire
 from vgpud.remote.certificates import fingerprint_of
-from vgpud.remote.client import Place, Tunnel, status
+from vgpud.remote.client import Place, Tunnel, call, status
 from vgpud.remote.door import RemoteDoor, Session, context_of
 from vgpud.remote.engine import ENGINES
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
@@ -43,8 +43,8 @@ _TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=wir
 def test_a_call_of_the_remote_protocol_is_decoded_as_it_was_encoded(
     token: str, memory: str, label: str
 ) -> None:
-    for call in (wire.Open(token=token, memory=memory, label=label), wire.Attach(token, memory)):
-        assert wire.decode(wire.encode(call)) == call
+    for asked in (wire.Open(token=token, memory=memory, label=label), wire.Attach(token, memory)):
+        assert wire.decode(wire.encode(asked)) == asked
 
 
 @given(
@@ -559,11 +559,17 @@ def test_the_error_for_a_door_of_another_name_differs_from_that_for_an_unknown_a
     assert "or the authority that has signed it, by --ca" in foreign.hint
 
 
-def _of_door(*lines: bytes, use: Callable[[Place], Coroutine[Any, Any, _T]]) -> _T:
-    """Returns the result of `use`, for a door that answers each call with these lines."""
+def _of_door(
+    *lines: bytes, use: Callable[[Place], Coroutine[Any, Any, _T]], heard: list[bytes] | None = None
+) -> _T:
+    """Returns the result of `use`, for a door that answers each call with these lines. The calls are added to
+    `heard`.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
+        asked = await reader.readline()
+        if heard is not None:
+            heard.append(asked)
         writer.writelines(lines)
         await reader.read()
         writer.close()
@@ -597,6 +603,27 @@ def test_a_reply_to_open_that_lacks_fields_of_the_client_is_refused(changed: dic
     with pytest.raises(VgpuError, match="the reply to open") as raised:
         _of_door(wire.answer(made), use=lambda place: Tunnel(place, wire.Open()).open())
     assert raised.value.code is ErrorCode.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "calls"),
+    [
+        (wire.Attach("one", "key"), ErrorCode.UNREACHABLE, 10),
+        (wire.Attach("one", "key"), ErrorCode.NO_SUCH_CLIENT, 1),
+        (wire.Resume("one", "key"), ErrorCode.UNREACHABLE, 1),
+        (wire.Open(), ErrorCode.UNREACHABLE, 1),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_only_an_attach_that_the_door_refuses_as_unreachable_is_made_again_up_to_ten_times(
+    asked: wire.Call, code: ErrorCode, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vgpud.remote.client._AGAIN_SECONDS", 0)
+    refused, heard = VgpuError(code, "the engine's server accepts no connection", "try again"), list[bytes]()
+    with pytest.raises(VgpuError) as raised:
+        _of_door(wire.refusal(refused), use=lambda place: call(place, asked), heard=heard)
+    assert str(raised.value) == str(refused)
+    assert [wire.decode(line) for line in heard] == [asked] * calls
 
 
 def test_only_an_error_on_the_control_connection_is_the_cause_of_an_end() -> None:
