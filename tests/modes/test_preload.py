@@ -143,19 +143,20 @@ class Ending(Watched):
         return super().on_exit(name, callback)
 
 
-def answer(arbiter: socket.socket, kind: int) -> None:
+def answer(arbiter: socket.socket, kind: int | None) -> None:
     """Answers all orders until the test shuts the socket down. A client may have left by then."""
-    done = struct.pack("<I", kind).ljust(layout.MESSAGE_SIZE, b"\0")
+    done = b"" if kind is None else struct.pack("<I", kind).ljust(layout.MESSAGE_SIZE, b"\0")
     with suppress(OSError):
         while True:
             with arbiter.accept()[0] as line, suppress(OSError):
                 line.recv(layout.MESSAGE_SIZE)
-                line.send(done)
+                if done:
+                    line.send(done)
 
 
 @contextmanager
-def arbiter_in(run_dir: Path, kind: int) -> Iterator[None]:
-    """An arbiter that answers every order with a message of this kind."""
+def arbiter_in(run_dir: Path, kind: int | None) -> Iterator[None]:
+    """An arbiter that answers every order with a message of this kind; None: it closes the connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as arbiter:
         arbiter.bind(str(run_dir / "arbiter" / "control.sock"))
         arbiter.listen()
@@ -189,6 +190,24 @@ def test_an_order_to_a_killed_arbiter_waits_for_the_notice_of_its_end(tmp_path: 
         with arbiter_in(tmp_path, layout.MSG_OK):
             units.end(ARBITER_UNIT)
             await ordered
+
+    clock.run(order())
+
+
+def test_an_order_that_is_lost_twice_fails_with_the_arbiters_error(tmp_path: Path) -> None:
+    """The arbiter dies before it answers, and so does the next one."""
+    units, preload = watched(tmp_path)
+
+    async def order() -> None:
+        await preload.ensure_arbiter()
+        with arbiter_in(tmp_path, None):
+            ordered = asyncio.ensure_future(preload.serve_anew(["a"]))
+            await clock.passed(1)
+            assert not ordered.done()
+            units.end(ARBITER_UNIT)
+            with pytest.raises(VgpuError, match="vgpu-arbiter cannot be reached") as lost:
+                await ordered
+        assert lost.value.code is ErrorCode.HELPER_FAILED
 
     clock.run(order())
 
