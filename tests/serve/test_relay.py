@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from tests import oldkernel
 from tests.conditions import needs, unmet
 from tests.e2e.support import eventually as wait_until
-from tests.otheruser import as_user
+from tests.otheruser import as_user, open_place
 from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -95,6 +96,14 @@ def test_the_private_socket_admits_no_other_user(live: Live) -> None:
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def listening(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    made.listen()
+    made.setblocking(False)
+    return made
 
 
 # Prints the identity of a running caller and of two callers that have ended. With clone3(2) the program gives
@@ -199,6 +208,58 @@ def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
         return tuple(got) == (there, back), held_up
 
     assert asyncio.run(carry()) == (True, 2)
+
+
+def test_an_answer_is_carried_though_grpcio_has_closed_and_takes_nothing_more() -> None:
+    """The caller acknowledges something after grpcio has written its last answer and closed."""
+
+    async def carry() -> bytes:
+        loop = asyncio.get_running_loop()
+        (near, near_inner), (far, far_inner) = pair(), pair()
+        for end in (near, near_inner, far, far_inner):
+            end.setblocking(False)
+        ended = loop.create_future()
+        Pump(loop, near_inner, far_inner, Gate(), lambda: ended.set_result(None))
+        near.send(b"acknowledged")
+        far.send(b"answer")
+        far.close()
+        await asyncio.wait_for(ended, 300)
+        with near:
+            return near.recv(100)
+
+    assert asyncio.run(carry()) == b"answer"
+
+
+@pytest.mark.parametrize("grace_seconds, whole", [(300.0, True), (0.0, False)])
+def test_a_relay_closes_when_callers_have_taken_their_answers_or_the_grace_period_is_over(
+    grace_seconds: float, whole: bool
+) -> None:
+    answer = os.urandom(100_000)  # more than one chunk of a pump, and less than a socket holds
+
+    async def close(folder: Path) -> bytes:
+        loop = asyncio.get_running_loop()
+        inner = folder / "grpc.sock"
+        with (
+            listening(folder / "ro.sock") as door,
+            listening(inner) as grpcio,
+            socket.socket(socket.AF_UNIX) as caller,
+        ):
+            passed_on = relay.Relay({Door.READ: door}, inner, folder, ConnectionLimits())
+            passed_on.start()
+            caller.setblocking(False)
+            await loop.sock_connect(caller, str(folder / "ro.sock"))
+            served, _ = await loop.sock_accept(grpcio)
+            served.send(answer)
+            served.close()
+            closing = asyncio.ensure_future(passed_on.close(grace_seconds))
+            got = b""
+            while part := await loop.sock_recv(caller, 10_000):
+                got += part
+            await closing
+            return got
+
+    with tempfile.TemporaryDirectory(prefix="vgs-", dir=open_place()) as folder:
+        assert (asyncio.run(close(Path(folder))) == answer) == whole
 
 
 def own_connection(path: Path) -> pb.NodeReply:

@@ -103,6 +103,18 @@ class Pump:
             return sink.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
+        except (BrokenPipeError, ConnectionResetError):
+            self._lost(sink)
+            return len(data)
         except OSError:
             self.close()
             return 0
+
+    def _lost(self, sink: socket.socket) -> None:
+        """The peer of `sink` has closed, and takes nothing more. The answers that grpcio wrote before it
+        closed are still carried: its socket is read to the end.
+        """
+        if sink is self._near:
+            self.close()
+        else:
+            self._loop.remove_reader(self._near)

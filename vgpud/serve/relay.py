@@ -11,6 +11,7 @@ import resource
 import socket
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class Relay:
         self._limits = limits
         self._pumps: dict[str, Pump] = {}  # pump of each connection, by the connection's name to grpcio
         self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # gate of each user
+        self._none_joined = asyncio.Event()  # set when the last pump has ended
         self._connecting: set[asyncio.Task[None]] = set()
         self._arrivals = Arrivals(limits.arrivals, limits.arrivals_per_user)
         self._pace = Pace(_ARRIVAL_REST_FACTOR)
@@ -115,14 +117,20 @@ class Relay:
         for listener in self.listening.values():
             self._loop.remove_reader(listener)
 
-    async def close(self) -> None:
-        """Closes every connection. Data in transit is lost."""
+    async def close(self, grace_seconds: float = 0.0) -> None:
+        """Closes every connection. If grpcio has closed its ends, callers have `grace_seconds` to take what
+        it wrote before; a connection ends when its caller has taken that.
+        """
         if self._accepting:
             self.stop_accepting()
         self._arrivals.close()
         for task in tuple(self._connecting):
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
+        if self._pumps:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_seconds):
+                    await self._none_joined.wait()
         for pump in tuple(self._pumps.values()):
             pump.close()
 
@@ -353,10 +361,13 @@ class Relay:
     def _join(self, onward: socket.socket, name: str, connection: socket.socket) -> None:
         def ended() -> None:
             del self._pumps[name]
+            if not self._pumps:
+                self._none_joined.set()
             self.peers.remove(name)
 
         user = self.peers.user(name)
         gate = self._gates.setdefault(user, Gate(always_open=user == 0))
+        self._none_joined.clear()
         pump = self._pumps[name] = Pump(self._loop, connection, onward, gate, ended)
         if self.peers.is_refused(name):
             self._loop.call_later(_REFUSED_SECONDS, pump.close)

@@ -101,7 +101,7 @@ class Server:
         left = await self._calls.running.end(max(0.0, end - clock.now()))
         if left:
             log.warning(LogEvent.CALLS_CANCELLED_AT_STOP, calls=left)
-        await self.relay.close()
+        await self.relay.close(max(0.0, end - clock.now()))
 
 
 def _clear(folder: Path) -> None:
