@@ -259,7 +259,7 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
             # several processes get longer rounds, because each hand-over between them takes longer
             seconds = 5.0 if us >= 20000 else 2.5 if processes == 1 else 8.0
             tenant = Tenant(HARD, share, Work(us, mode, seconds), processes)
-            line = run(node, [tenant], lead=0.8 + 0.5 * processes)[0]
+            line = beside_native(node, tenant) if mode in DRIFTING else run(node, [tenant], lead(tenant))[0]
             got = {
                 "us": us,
                 "mode": mode,
@@ -267,6 +267,7 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
                 "asked": share,
                 "got": round(line["percent"], 2),
                 "late_ms": round(line["late_ms"], 1),
+                "native": line.get("native"),
             }
             off = [abs(w - share) for w in line["window_percent"]]
             seconds_off = [abs(w - share) for w in means(line["window_percent"], 4)]
@@ -281,6 +282,27 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
     summary = {"cases": len(out), "mean": round(statistics.mean(errors), 2), "worst": round(max(errors), 2)}
     print("alone, errors", json.dumps(summary), flush=True)
     return out
+
+
+def lead(tenant: Tenant) -> float:
+    return 0.8 + 0.5 * tenant.processes
+
+
+def beside_native(node: Node, tenant: Tenant) -> Line:
+    """Runs a tenant between two runs of the same work without libvgpu, and takes their mean for its native
+    rate.
+    """
+    work = tenant.work
+    key = work.us, work.mode, tenant.processes
+    native = replace(tenant, policy=None, work=replace(work, seconds=work.seconds / 2))
+    node.native[key] = before = run(node, [native], lead(native))[0]["per_second"]
+    line = run(node, [tenant], lead(tenant))[0]
+    after = run(node, [native], lead(native))[0]["per_second"]
+    scale = 2 * before / (before + after)
+    line["percent"] *= scale
+    line["window_percent"] = [round(scale * percent, 2) for percent in line["window_percent"]]
+    line["native"] = [round(before, 1), round(after, 1)]
+    return line
 
 
 # kernel's microseconds, mode, depth, seconds: one kernel of a second, graphs of 40 kernels, host callbacks
@@ -775,6 +797,8 @@ def made(build: Path, engine: str) -> Iterator[Node]:
 
 
 EAGER = tuple((us, "eager", 1) for us in (5.0, 50.0, 1000.0, 20000.0))
+# the native rate of work that waits for threads of its host differs from second to second
+DRIFTING = ("callbacks",)
 OTHERS = (
     (50.0, "graph", 1),
     (50.0, "callbacks", 1),
@@ -782,6 +806,7 @@ OTHERS = (
     (50.0, "eager", 4),
 )
 MEETING = tuple((us, mode, 1) for mode in ("cooperative", "cluster") for us in (50.0, 1000.0, 20000.0))
+PARTS = ("quick", "callbacks", "pairs", "weights")  # of other sections
 SECTIONS = {
     "cost": cost,
     "quick": lambda node: [alone(node, (25.0,), EAGER), together(node, 50.0, (25, 75), HARD)],
@@ -791,6 +816,7 @@ SECTIONS = {
         together(node, 50.0, (1,) * 8, WORK_CONSERVING),
     ],
     "alone": lambda node: alone(node, (5.0, 25.0, 50.0, 75.0, 90.0), (*EAGER, *OTHERS)),
+    "callbacks": lambda node: alone(node, (5.0, 25.0, 50.0, 75.0, 90.0), ((50.0, "callbacks", 1),)),
     "stretched": stretched,
     "meetings": lambda node: [*alone(node, (25.0,), MEETING), *meetings(node)],
     "together": lambda node: [
@@ -830,12 +856,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--engine", choices=("cut", "gate"), default="gate", help="that keeps the turns")
     parser.add_argument(
-        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', 'pairs' and 'weights', if none"
+        "sections",
+        nargs="*",
+        choices=[*SECTIONS, []],
+        help="all but 'quick', 'callbacks', 'pairs' and 'weights', if none",
     )
     options = parser.parse_args()
     figures: dict[str, object] = {"engine": options.engine}
     with made(options.build, options.engine) as node:
-        for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs", "weights")]:
+        for name in options.sections or [s for s in SECTIONS if s not in PARTS]:
             began = time.monotonic()
             try:
                 figures[name] = SECTIONS[name](node)

@@ -263,11 +263,14 @@ def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitSt
     return out
 
 
-def beside_gaps(node: Node, seconds: float, us: float, stack: ExitStack) -> list[Line]:
-    """Endless kernels of 200 us beside kernels of `us` with a pause after each that is as long. The rates are
-    in percent of each program's rate alone; under a share, of that as the only tenant with work.
+def beside_gaps(
+    node: Node, seconds: float, gaps: str, all_weights: Sequence[Sequence[float]], stack: ExitStack
+) -> list[Line]:
+    """Endless kernels of 200 us beside kernels with a pause after each (`gaps:` of tests/gpu/programs.py).
+    The rates are in percent of each program's rate alone; under a share, of that as the only tenant with
+    work.
     """
-    kinds = ("kernels:200", f"gaps:{us:g}")
+    kinds = ("kernels:200", f"gaps:{gaps}")
     out: list[Line] = []
 
     def both(tenant: bool) -> tuple[list[Program], list[float]]:
@@ -279,13 +282,13 @@ def beside_gaps(node: Node, seconds: float, us: float, stack: ExitStack) -> list
     def figure(case: str, lines: Sequence[Line], alone: Sequence[float], **more: Any) -> None:
         got = [round(100 * line["per_second"] / a, 2) for line, a in zip(lines, alone, strict=True)]
         charged = [line["charged"] for line in lines]
-        out.append({"case": case, "gaps_us": us, **more, "percent": got, "charged": charged})
+        out.append({"case": case, "gaps_us": gaps, **more, "percent": got, "charged": charged})
         print("gaps", json.dumps(out[-1]), flush=True)
 
     natives, alone = both(tenant=False)
     figure("sliced", window(natives, seconds, SETTLE_ALONE_S), alone)
     tenants, alone = both(tenant=True)
-    for policy, weights in itertools.product((HARD, SHARED), ((50, 50), (30, 70))):
+    for policy, weights in itertools.product((HARD, SHARED), all_weights):
         for tenant, percent in zip(tenants, weights, strict=True):
             tenant.share(policy, percent)
         figure(policy.name.lower(), window(tenants, seconds), alone, asked=weights)
@@ -302,7 +305,12 @@ def main() -> int:
     parser.add_argument("--programs", nargs="*", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
     parser.add_argument("--asked", nargs="*", type=float, default=[25, 50, 75], help="alone, percent")
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
-    parser.add_argument("--gaps", nargs="*", type=float, default=[500, 2000], help="microseconds")
+    parser.add_argument(
+        "--gaps", nargs="*", default=["500", "2000"], help="microseconds, or KERNEL:PAUSE in microseconds"
+    )
+    parser.add_argument(
+        "--gap-weights", nargs="*", default=["50:50", "30:70"], help="of the busy tenant and of the other"
+    )
     parser.add_argument(
         "--part",
         default="1/1",
@@ -316,7 +324,8 @@ def main() -> int:
     with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
         if options.besides:
             figures["priority"] = priority(node, options.seconds, options.besides, stack)
-        figures["gaps"] = [beside_gaps(node, options.seconds, us, stack) for us in options.gaps]
+        weights = [tuple(map(float, pair.split(":"))) for pair in options.gap_weights]
+        figures["gaps"] = [beside_gaps(node, options.seconds, us, weights, stack) for us in options.gaps]
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)
         figures["solo"] = bench.solo

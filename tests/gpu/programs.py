@@ -11,7 +11,8 @@ its steps; it ends with its input.
     inference   ResNet-50 fed by a data loader of four processes, the classes read
     kernels:US  kernels of US microseconds through the driver API alone (also on a simulated node)
     request:US  one such kernel every 5 ms, timed from when it was due
-    gaps:US     one such kernel at a time, and after each a pause of the same length
+    gaps:US     one such kernel at a time, and after each a pause of the same length, or of PAUSE:
+                gaps:US:PAUSE
 """
 
 from __future__ import annotations
@@ -102,13 +103,14 @@ def request(us: float) -> Step:
     return step
 
 
-def gaps(us: float) -> Step:
+def gaps(us: float, pause_us: float | None = None) -> Step:
     driver = Driver(us)
+    pause_s = (us if pause_us is None else pause_us) / 1e6
 
     def step() -> None:
         driver.launch()
         driver("cuCtxSynchronize")
-        time.sleep(us / 1e6)
+        time.sleep(pause_s)
 
     return step
 
@@ -222,9 +224,10 @@ def made(kind: str) -> tuple[Step, Step]:
     """Returns a function that makes a step of the program, and one that waits for all work that the steps
     have submitted.
     """
-    name, _, us = kind.partition(":")
-    if us:
-        return {"kernels": kernels, "request": request, "gaps": gaps}[name](float(us)), lambda: None
+    name, *times = kind.split(":")
+    if times:
+        steps: dict[str, Callable[..., Step]] = {"kernels": kernels, "request": request, "gaps": gaps}
+        return steps[name](*map(float, times)), lambda: None
     import torch
 
     return KINDS[kind](), torch.cuda.synchronize
