@@ -22,11 +22,17 @@
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 /*
- * part of its share, or of its time beside others, that a tenant must leave unused before the rest counts as gaps of
- * its work: hand-overs, which no tenant is charged for, take up to 3 % of a tenant's share, and the driver's switches
- * 6 % of a shared device
+ * part of its share that a tenant must leave unused before the rest counts as gaps of its work: hand-overs, which no
+ * tenant is charged for, take up to 3 % of a tenant's share
  */
 #define UNUSED_PART 0.1
+/*
+ * part of a tenant's time beside others in which gaps give the others nothing: the driver's switches take as much of a
+ * shared device
+ */
+#define SWITCHES_PART 0.06
+/* how far the gaps of a moment may stay below this part to make up for those of later moments */
+#define GAP_CREDIT_NS 1e6
 #define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
 
 static const struct sched_entity *holder_of(const struct sched_device *device)
@@ -91,16 +97,23 @@ static void try_turns(struct sched_device *device, uint64_t now)
 
 /*
  * Counts time in which an entity on a shared device had no work as used by the tenants beside it that would use more
- * time if they got more.
+ * time if they got more. A report covers a few samples only, in which gaps are above or below their mean by chance:
+ * what is below offsets what is above, up to GAP_CREDIT_NS.
  */
-static void count_gap(const struct sched_entity *entity, double gap_ns, uint64_t now)
+static void count_gap(struct sched_entity *entity, double gap_ns, uint64_t now)
 {
     double pressed = 0;
+    entity->gap_ns += gap_ns;
+    if (entity->gap_ns < -GAP_CREDIT_NS)
+        entity->gap_ns = -GAP_CREDIT_NS;
+    if (entity->gap_ns <= 0)
+        return;
     for (const struct sched_entity *p = entity->device->entities; p != NULL; p = p->next)
         pressed += p != entity && (p->holding || p->backfills) && now < p->pressed_until;
-    for (struct sched_entity *p = entity->device->entities; p != NULL && gap_ns > 0; p = p->next)
+    for (struct sched_entity *p = entity->device->entities; p != NULL; p = p->next)
         if (p != entity && (p->holding || p->backfills) && now < p->pressed_until)
-            p->spare_ns -= gap_ns * fair_part_beside(entity) / pressed;
+            p->spare_ns -= entity->gap_ns * fair_part_beside(entity) / pressed;
+    entity->gap_ns = 0;
 }
 
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now)
@@ -115,20 +128,8 @@ void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_
     judge(entity, busy * (double)span_ns * fair_part_beside(entity), (1 - busy) * (double)span_ns, now);
     if (!is_shared(entity->device))
         return;
-    count_gap(entity, (1 - busy - UNUSED_PART) * (double)span_ns, now);
+    count_gap(entity, (1 - busy - SWITCHES_PART) * (double)span_ns, now);
     try_turns(entity->device, now);
-}
-
-void backfill_note_idle(const struct sched_member *member, uint64_t idle_ns, uint64_t now)
-{
-    const struct sched_tenant *tenant = member->tenant;
-    double gap = (double)idle_ns - UNUSED_PART * (double)(now - tenant->work_since);
-    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if (m != member && m->state != SCHED_IDLE)
-            return;
-    for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((tenant->entities[d]->holding || tenant->entities[d]->backfills) && is_shared(tenant->entities[d]->device))
-            count_gap(tenant->entities[d], gap, now);
 }
 
 /*

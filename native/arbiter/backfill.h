@@ -23,9 +23,6 @@
 /* Records the tenant's load on the entity's device in the last `span_ns`; see sched_note_load. */
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now);
 
-/* Records that a member, which becomes idle now, had no work in the last `idle_ns`. */
-void backfill_note_idle(const struct sched_member *member, uint64_t idle_ns, uint64_t now);
-
 /* Records that a tenant which may have been idle has work. */
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);
 

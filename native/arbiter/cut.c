@@ -20,10 +20,15 @@
 #define LOST_MAX_NS 500000u
 /* least interval between two orders to disable the same entity, because its tenant can cause such orders */
 #define AGAIN_NS 5000000u
-#define LOAD_NS 10000000u      /* interval between two readings of the tenants' load samples on a shared device */
-#define LOAD_AGAIN_NS 5000000u /* least interval between two such readings, which a tenant can cause */
-#define LOAD_MIN_MS 5u         /* least time on the device that a report of a tenant's load covers */
-#define LOAD_MAX_MS 10000u     /* most time on the device that a report of a tenant's load covers */
+/*
+ * interval between two readings of the tenants' load samples on a shared device: a tenant of a small share, or one with
+ * gaps of some milliseconds, is beside the others for no longer than that at a time
+ */
+#define LOAD_NS 5000000u
+#define LOAD_ALONE_NS 10000000u /* the same interval where the tenants have the device one after the other */
+#define LOAD_AGAIN_NS 2000000u  /* least interval between two such readings, which a tenant can cause */
+#define LOAD_MIN_MS 2u          /* least time on the device that a report of a tenant's load covers */
+#define LOAD_MAX_MS 10000u      /* most time on the device that a report of a tenant's load covers */
 #define NS_PER_MS 1000000u
 /*
  * Number of refused orders in a row after which the engine cut is given up. A channel may be freed between its listing
@@ -530,6 +535,11 @@ static bool has_load(const struct lease *lease, uint32_t ordinal)
     return of->device->managed && entity->state == ON && entity->order == NULL && (of->holding || of->backfills);
 }
 
+static uint64_t load_interval(const struct cut_entity *entity)
+{
+    return entity->load_shared ? LOAD_NS : LOAD_ALONE_NS;
+}
+
 /*
  * Reads the load of a tenant that is on the device, if a reading is due. Returns when to call this function again;
  * SCHED_NEVER if the tenant is not on the device, or no other tenant has work there.
@@ -540,9 +550,9 @@ static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now
     const struct sched_entity *of = lease->tenant.entities[ordinal];
     if (!has_load(lease, ordinal))
         return SCHED_NEVER;
-    if (now >= entity->loaded_at + LOAD_NS || entity->load_shared != is_shared(of))
+    if (now >= entity->loaded_at + load_interval(entity) || entity->load_shared != is_shared(of))
         report_load(lease, ordinal, now);
-    return others_have_work(of) ? entity->loaded_at + LOAD_NS : SCHED_NEVER;
+    return others_have_work(of) ? entity->loaded_at + load_interval(entity) : SCHED_NEVER;
 }
 
 void cut_note_load(struct lease *lease, uint64_t now)

@@ -70,6 +70,7 @@ struct sched_entity {
      */
     double busy_ns;
     double gaps_ns;
+    double gap_ns; /* gaps beside other tenants beyond what the driver's switches take, not yet counted (backfill.c) */
     uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
     double least_share;        /* the smallest share that the entity had during the same work (fair_share) */
     uint64_t used_before_ns;   /* value of count.used_ns at the beginning of the present work, or else the last */

@@ -372,7 +372,6 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
 {
     struct vgpu_turn over = {.number = member->turn, .length_ns = idle_ns};
-    backfill_note_idle(member, earlier(idle_ns, IDLE_MAX_NS), now);
     if (member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN) {
         sched_done(member, &over, now);
     } else if (member->state == SCHED_WAITING) {

@@ -160,6 +160,23 @@ def test_a_busy_tenant_gets_no_more_than_its_hard_share_beside_short_gaps(
     assert other > weights[1] - 1.5, (busy, other)
 
 
+@pytest.mark.parametrize(
+    ("gaps", "weights"),
+    [
+        ("1 500 20 1000", (10, 90)),  # the busy tenant's slice is over before a long report of the gaps
+        ("1 5000 20 2000", (50, 50)),  # a gap ends the time beside each other before such a report
+        ("1 3000 20 3000", (70, 30)),
+        ("1 3000 20 3000", (75, 25)),
+    ],
+)
+def test_a_busy_tenant_gets_no_more_than_its_hard_share_where_tenants_are_beside_each_other_for_moments(
+    gaps: str, weights: tuple[int, int]
+) -> None:
+    busy, other = percents([f"hard:{w}" for w in weights], (ENDLESS_WORK, gaps))
+    assert weights[0] - 1.5 < busy < weights[0] + 1.5, (busy, other)
+    assert other > weights[1] - 1.5, (busy, other)
+
+
 @pytest.mark.parametrize("weights", [(50, 50), (30, 70), (70, 30)])
 @pytest.mark.parametrize("policy", ["hard", "lent"])
 def test_a_tenant_that_reports_gaps_in_endless_work_takes_no_time_from_others(

@@ -255,6 +255,16 @@ static bool is_quiet(uint64_t now)
     return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
+/*
+ * Records the time since the last sample when the process becomes idle. Further samples of this time never come, and the
+ * arbiter counts the gaps of a tenant's work by its samples alone.
+ */
+static void sample_rest(uint64_t now)
+{
+    if (now - cut.sampled_at >= SAMPLE_NS / 2)
+        record(false, now);
+}
+
 /* Returns whether no thread is in a call and none has entered one since the last check. */
 static bool stays_quiet(void)
 {
@@ -281,6 +291,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
         set_idle(true);
         became = stays_quiet();
         if (became) {
+            sample_rest(now);
             vgpu_in_flight_idle();
             cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;

@@ -346,10 +346,20 @@ static void run_host(struct program *program)
     }
 }
 
+static void record(struct program *program, bool unfinished)
+{
+    uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
+    ms = ms < 1 ? 1 : ms;
+    program->load.sampled_ms += ms;
+    program->load.busy_ms += unfinished ? ms : 0;
+    program->sampled_at = now;
+}
+
 /* The work of libvgpu's thread: samples of the load, and whether the program is idle. */
 static void run_looks(struct program *program)
 {
     bool inside = waits(program) && program->queued_ns > 0;
+    bool quiet = !inside && now - program->call_at > LOOK_NS;
     if (program->idle || now < program->look_at)
         return;
     program->look_at = now + (is_on(program) ? LOOK_NS : LOOK_OFF_NS);
@@ -357,15 +367,13 @@ static void run_looks(struct program *program)
         program->sampled_at = now;
     if (is_on(program) && now >= program->sample_at) {
         bool unfinished = (inside || program->queued_ns > MARKER_NS) && !program->lies;
-        uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
-        ms = ms < 1 ? 1 : ms;
-        program->load.sampled_ms += ms;
-        program->load.busy_ms += unfinished ? ms : 0;
-        program->sampled_at = now;
-        program->sample_at = now + (unfinished ? SAMPLE_NS : SAMPLE_FREE_NS);
+        record(program, unfinished);
+        program->sample_at = now + (unfinished || quiet ? SAMPLE_NS : SAMPLE_FREE_NS);
     }
     if (inside || program->queued_ns > 0 || now - program->call_at < program->quiet_ns)
         return;
+    if (now - program->sampled_at >= SAMPLE_NS / 2)
+        record(program, false);
     program->idle = true;
     program->idle_at = now;
     say(program, VGPU_MSG_DONE, now - program->call_at);
