@@ -27,11 +27,11 @@
  */
 #define UNUSED_PART 0.1
 /*
- * part of a tenant's time beside others in which gaps give the others nothing: the driver's switches take as much of a
- * shared device
+ * part of a tenant's time beside others that does not count as gaps of its work: the driver's switches take as much of a
+ * shared device, so the others get nothing of it
  */
 #define SWITCHES_PART 0.06
-/* how far the gaps of a moment may stay below this part to make up for those of later moments */
+/* the most by which gaps below this part reduce those that are counted later */
 #define GAP_CREDIT_NS 1e6
 #define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
 

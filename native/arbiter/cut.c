@@ -152,7 +152,7 @@ static bool is_group(const struct off_group *off, uint32_t slot, const struct vg
 {
     bool found = false;
     if (off->slot == slot && off->group.client == group->client)
-        for (uint32_t c = 0; c < VGPU_GROUP_CHANNELS; c++) /* the tenant's `count` may be larger */
+        for (uint32_t c = 0; c < VGPU_GROUP_CHANNELS; c++) /* not `count`: the tenant writes it */
             found |= off->group.channels[c] == group->channels[0];
     return found;
 }

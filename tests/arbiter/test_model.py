@@ -163,13 +163,13 @@ def test_a_busy_tenant_gets_no_more_than_its_hard_share_beside_short_gaps(
 @pytest.mark.parametrize(
     ("gaps", "weights"),
     [
-        ("1 500 20 1000", (10, 90)),  # the busy tenant's slice is over before a long report of the gaps
-        ("1 5000 20 2000", (50, 50)),  # a gap ends the time beside each other before such a report
+        ("1 500 20 1000", (10, 90)),  # the busy tenant's slice ends before the samples cover 5 ms
+        ("1 5000 20 2000", (50, 50)),  # a gap ends the shared time before the samples cover 5 ms
         ("1 3000 20 3000", (70, 30)),
         ("1 3000 20 3000", (75, 25)),
     ],
 )
-def test_a_busy_tenant_gets_no_more_than_its_hard_share_where_tenants_are_beside_each_other_for_moments(
+def test_a_busy_tenant_gets_no_more_than_its_hard_share_where_tenants_share_the_device_for_moments(
     gaps: str, weights: tuple[int, int]
 ) -> None:
     busy, other = percents([f"hard:{w}" for w in weights], (ENDLESS_WORK, gaps))

@@ -99,6 +99,7 @@ NOT_RUN = {
     "python -m tests.gpu.compute_h200 --engine cut killed": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut killed_off": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut meetings": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut callbacks": _CARD,
     "python -m tests.gpu.edges_h200 off": _CARD,
     "python -m tests.gpu.compute_ranks --engine cut nccl": _CARD,
     "python -m tests.gpu.edges_h200 --engine gate live": _CARD,

@@ -256,8 +256,8 @@ static bool is_quiet(uint64_t now)
 }
 
 /*
- * Records the time since the last sample when the process becomes idle. Further samples of this time never come, and the
- * arbiter counts the gaps of a tenant's work by its samples alone.
+ * Records the time since the last sample when the process becomes idle. No later sample covers this time, and the arbiter
+ * counts the gaps of a tenant's work by its samples alone.
  */
 static void sample_rest(uint64_t now)
 {
