@@ -161,6 +161,26 @@ def test_unread_replies_of_a_user_are_bounded_in_bytes() -> None:
         live.close()
 
 
+@pytest.mark.parametrize("window_bytes", [0, 10_000_000])  # the reply is stopped by HTTP/2; by full sockets
+def test_a_stop_of_the_server_does_not_wait_for_an_unread_reply(window_bytes: int) -> None:
+    live = bounded(message_seconds=EVER, reply_seconds=EVER)
+    try:
+        live.keeper.loaded = FakeLoaded(digest="y" * 3_000_000)
+        silent = Peer(live.ro)
+        silent.read_frame()
+        stream = silent.open("GetPolicy")
+        if window_bytes:
+            silent.grant(stream, window_bytes)
+        silent.begin_message(stream, 0)
+        wait_until(lambda: live.server.intake.unread_bytes[os.geteuid()] > 3_000_000)
+        live.stopped = True
+        live.do(live.server.stop(0.1), 60)
+        assert live.server.relay.peers.served == 0
+        silent.close()
+    finally:
+        live.close()
+
+
 FLOOD = """
 import os, sys
 from pathlib import Path

@@ -1,5 +1,6 @@
 """The gRPC server behind the relay, with start and stop."""
 
+import asyncio
 import stat
 from pathlib import Path
 from urllib.parse import quote
@@ -40,6 +41,8 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
 )
+
+_CANCEL_SECONDS = 1.0  # for grpcio to cancel the calls that exceed the grace period of a stop
 
 
 class Server:
@@ -97,7 +100,11 @@ class Server:
         self._sockets.close()
         await self._health.enter_graceful_shutdown()
         self._calls.stop()
-        await self._grpc.stop(grace_seconds)
+        stopped = asyncio.ensure_future(self._grpc.stop(grace_seconds))
+        await asyncio.wait({stopped}, timeout=grace_seconds + _CANCEL_SECONDS)
+        if not stopped.done():
+            await self.relay.close()  # grpcio waits for connections whose callers take nothing
+        await stopped
         left = await self._calls.running.end(max(0.0, end - clock.now()))
         if left:
             log.warning(LogEvent.CALLS_CANCELLED_AT_STOP, calls=left)
