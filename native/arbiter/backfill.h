@@ -5,7 +5,7 @@
  * the time. So that a tenant beside others gets about its share, one whose part of the time is larger than its share
  * may not backfill while its virtual time is far ahead of the holder's, and under a hard share it may only while it has
  * tokens. A tenant that is charged for its part of the time gets more than that part in the gaps of others. If it gets
- * more than its hard share in this way, it has exclusive slices for some 15 s (sched_entity.apart). Tenants run
+ * more than its hard share in this way, it has exclusive slices for 15 to 32 s (sched_entity.apart). Tenants run
  * beside each other in this way only on devices with the engine cut (sched_device.cut).
  *
  * A tenant itself reports its gaps, and may lie. It is charged for its part of the time with shared and with exclusive

@@ -175,16 +175,23 @@ def test_the_relay_never_uses_a_peer_name_twice() -> None:
         assert caught.value.code is ErrorCode.NOT_ALLOWED
 
 
+def pumped() -> tuple[socket.socket, socket.socket, asyncio.Future[None]]:
+    """Returns the caller's and grpcio's end of a pump, and a future that is done when the pump has ended."""
+    loop = asyncio.get_running_loop()
+    (near, near_inner), (far, far_inner) = pair(), pair()
+    for end in (near, near_inner, far, far_inner):
+        end.setblocking(False)
+    ended = loop.create_future()
+    Pump(loop, near_inner, far_inner, Gate(), lambda: ended.set_result(None))
+    return near, far, ended
+
+
 def test_the_relay_loses_no_byte_when_a_reader_is_slow() -> None:
     """Each direction carries far more data than the sockets hold. The relay buffers only a little of it."""
 
     async def carry() -> tuple[bool, int]:
         loop = asyncio.get_running_loop()
-        (near, near_inner), (far, far_inner) = pair(), pair()
-        for end in (near, near_inner, far, far_inner):
-            end.setblocking(False)
-        ended = loop.create_future()
-        Pump(loop, near_inner, far_inner, Gate(), lambda: ended.set_result(None))
+        near, far, ended = pumped()
         there, back = os.urandom(5_000_001), os.urandom(4_000_003)
 
         async def read(end: socket.socket, size: int) -> bytes:
@@ -214,12 +221,7 @@ def test_an_answer_is_carried_though_grpcio_has_closed_and_takes_nothing_more() 
     """The caller acknowledges something after grpcio has written its last answer and closed."""
 
     async def carry() -> bytes:
-        loop = asyncio.get_running_loop()
-        (near, near_inner), (far, far_inner) = pair(), pair()
-        for end in (near, near_inner, far, far_inner):
-            end.setblocking(False)
-        ended = loop.create_future()
-        Pump(loop, near_inner, far_inner, Gate(), lambda: ended.set_result(None))
+        near, far, ended = pumped()
         near.send(b"acknowledged")
         far.send(b"answer")
         far.close()
