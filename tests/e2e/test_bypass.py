@@ -82,6 +82,12 @@ def stripped(node: DemoNode) -> list[str]:
     return ["env", "-i", *(f"{name}={node.environment[name]}" for name in SIMULATED)]
 
 
+def look_again(node: DemoNode) -> None:
+    """Waits until vgpud has begun and ended a survey."""
+    looks = metric(node, "vgpud_bypass_looks_total")
+    eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 2, "it is looked at again")
+
+
 @pytest.fixture(scope="module")
 def shared_policy() -> str:
     return POLICY.format(rule="report")
@@ -174,9 +180,22 @@ def test_a_mark_of_a_bypass_outlives_a_kill_of_vgpud(make_node: NodeMaker, ended
     node.kill()
     node.start()
     assert "bypassed" in marks(node)[allocation]
-    looks = metric(node, "vgpud_bypass_looks_total")
-    eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 3, "it is looked at again")
+    look_again(node)
     assert events(node, "allocation_bypassed") == [allocation], "it is told once"
+
+
+def test_a_move_does_not_mark_a_tenant_that_holds_more_than_its_lowered_limit(
+    shared_node: DemoNode, ended: list[Tenant]
+) -> None:
+    node = shared_node
+    tenant, allocation = start(node, HOLD)
+    ended.append(tenant)
+    look_again(node)
+    node.ctl("resize", allocation, "--memory", "100MiB")
+    look_again(node)
+    node.ctl("move", allocation, "--to", "1")
+    look_again(node)
+    assert marks(node)[allocation] == {}
 
 
 def test_the_policy_ends_only_the_tenant_that_bypasses_libvgpu(make_node: NodeMaker) -> None:
@@ -220,8 +239,7 @@ def test_driver_functions_unknown_to_libvgpu_are_reported_once_for_each_allocati
         os.pwrite(usage, struct.pack("<I", 3) + b"cuMemTeleport", layout.USAGE_UNKNOWN_CALLS)
         os.close(usage)
     eventually(lambda: all("unknown-calls" in marks(node)[name] for _, name in tenants), "both are told")
-    looks = metric(node, "vgpud_bypass_looks_total")
-    eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 2, "it is looked at again")
+    look_again(node)
     assert sorted(events(node, "allocation_unknown_calls")) == sorted(name for _, name in tenants)
     assert "cuMemTeleport" in node.ctl("show", tenants[0][1]).stdout
     assert node.ctl("doctor", check=False).stdout.count("3 functions that libvgpu does not know") == 1
@@ -297,8 +315,7 @@ def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
     tenants["mps"] = node.tenant(mps, [PROBE, "hold", "1GiB", "--then-wait-on-stdin"])
     try:
         eventually(lambda: len(states(node)) == len(tenants), "all of them run")
-        looks = metric(node, "vgpud_bypass_looks_total")
-        eventually(lambda: metric(node, "vgpud_bypass_looks_total") >= looks + 2, "looks")
+        look_again(node)
         assert [name for name, tenant in tenants.items() if not tenant.alive] == []
         # a slow machine can cause the mark `gated`, which proves no bypass
         gated = metric(node, "vgpud_allocations_marked_total", 'mark="gated"')

@@ -56,7 +56,8 @@ _EVENTS = {
     MarkKind.GATED: EventKind.ALLOCATION_GATED,
     MarkKind.UNKNOWN_CALLS: EventKind.ALLOCATION_UNKNOWN_CALLS,
 }
-Place = tuple[str, str]  # A slice: allocation id and device UUID.
+# A slice: allocation id and position in the allocation. A move changes the device, and neither of the two.
+Place = tuple[str, int]
 
 
 @dataclass
@@ -119,10 +120,12 @@ class Bypasses:
             return 0.0
         survey = _Survey(tuple(self.context.book), dict(self._watched))
         await asyncio.to_thread(self._fill, preload, held, survey)
-        self._watched = survey.watched
         self.context.tally.bypass_looks += 1
         for allocation in held:
+            # the readings of an allocation that changed meanwhile may be of half-moved memory
             if allocation.id in self.context.book and self.context.book.get(allocation.id) is allocation:
+                seen = survey.watched.keys() & _places(allocation)
+                self._watched |= {place: survey.watched[place] for place in seen}
                 await self._judge(preload, allocation, survey)
         return survey.cpu_seconds
 
@@ -143,12 +146,13 @@ class Bypasses:
             with suppress(VgpuError):  # the allocation was released meanwhile
                 survey.unknown[allocation.id] = preload.unknown_calls(allocation.id)
         survey.owners = {pid: name for name, one in survey.registered.items() for pid in one.pids}
-        limits = {(a.id, part.device_uuid): part.memory_bytes for a in held for part in a.slices}
+        slices = {(a.id, at): (a, part) for a in held for at, part in enumerate(a.slices)}
         for place, reading in self._readings(preload, held, survey).items():
-            known, limit = survey.watched.get(place), limits[place]
+            allocation, part = slices[place]
+            known, limit = survey.watched.get(place), part.memory_bytes
             is_new = place[0] not in self._older
             survey.watched[place] = watched = (
-                first_sight(limit, reading, is_new, self._is_marked(place))
+                first_sight(limit, reading, is_new, self._is_marked(allocation, part))
                 if known is None
                 else under_limit(known, limit, reading.held_bytes)
             )
@@ -157,7 +161,7 @@ class Bypasses:
         survey.cpu_seconds = time.thread_time() - began
 
     def _read_again(self, preload: Preload, held: list[Allocation], survey: _Survey) -> None:
-        suspects = [a for a in held if any(survey.least.get((a.id, p.device_uuid)) for p in a.slices)]
+        suspects = [a for a in held if any(survey.least.get(place) for place in _places(a))]
         for allocation in suspects:
             with suppress(VgpuError):
                 preload.learn(allocation.id)
@@ -166,11 +170,11 @@ class Bypasses:
                 return
             time.sleep(_READING_PAUSE_SECONDS)
             readings = self._readings(preload, suspects, survey)
-            for place in [(a.id, p.device_uuid) for a in suspects for p in a.slices]:
+            for place in [place for a in suspects for place in _places(a)]:
                 seen = readings.get(place)
                 excess = 0 if seen is None else excess_bytes(survey.watched[place], seen)
                 survey.least[place] = min(survey.least.get(place, 0), excess)
-            suspects = [a for a in suspects if any(survey.least[a.id, p.device_uuid] for p in a.slices)]
+            suspects = [a for a in suspects if any(survey.least[place] for place in _places(a))]
 
     def _readings(self, preload: Preload, held: list[Allocation], survey: _Survey) -> dict[Place, Reading]:
         """Reads the ledgers, then NVML, then the ledgers again, for every slice that can be read."""
@@ -198,7 +202,7 @@ class Bypasses:
                 survey.pids.setdefault(allocation.id, set()).update(one.pid for one in own)
                 counted = max(before[allocation.id][at], after[allocation.id][at])
                 bytes_held = sum(one.memory_bytes or 0 for one in own)
-                found[allocation.id, part.device_uuid] = Reading(bytes_held, counted, len(own))
+                found[allocation.id, at] = Reading(bytes_held, counted, len(own))
         return found
 
     def _owner(self, pid: int, held: list[Allocation], survey: _Survey) -> str:
@@ -212,9 +216,13 @@ class Bypasses:
 
     # --- judging the figures, on the event loop
 
-    def _is_marked(self, place: Place) -> bool:
-        mark = self._marks.get(place[0], {}).get(MarkKind.BYPASSED)
-        return mark is not None and mark.subject == place[1]
+    def _is_marked(self, allocation: Allocation, part: Slice) -> bool:
+        """True if the mark names the device of the slice, or a device that a slice had before a move."""
+        mark = self._marks.get(allocation.id, {}).get(MarkKind.BYPASSED)
+        if mark is None:
+            return False
+        others = {other.device_uuid for other in allocation.slices} - {part.device_uuid}
+        return mark.subject not in others
 
     async def _judge(self, preload: Preload, allocation: Allocation, survey: _Survey) -> None:
         seen = survey.registered.get(allocation.id, Registered())
@@ -239,8 +247,8 @@ class Bypasses:
                 "no limit holds there"
             )
             await self._mark(allocation, MarkKind.UNKNOWN_CALLS, driver, unknown.count, sentence)
-        for part in allocation.slices:
-            await self._judge_slice(preload, allocation, part, survey)
+        for place, part in zip(_places(allocation), allocation.slices, strict=True):
+            await self._judge_slice(preload, allocation, place, part, survey)
 
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
         """Marks a tenant if the driver refused to preempt it, and removes the mark when the refusal has
@@ -257,9 +265,8 @@ class Bypasses:
             await self._unmark(allocation, MarkKind.GATED, "the engine cut enforces its time slices again")
 
     async def _judge_slice(
-        self, preload: Preload, allocation: Allocation, part: Slice, survey: _Survey
+        self, preload: Preload, allocation: Allocation, place: Place, part: Slice, survey: _Survey
     ) -> None:
-        place = allocation.id, part.device_uuid
         if place not in survey.least or place not in self._watched:
             return
         excess = survey.least[place]
@@ -378,6 +385,10 @@ def _is_watched(allocation: Allocation) -> bool:
     """
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves
+
+
+def _places(allocation: Allocation) -> tuple[Place, ...]:
+    return tuple((allocation.id, at) for at in range(len(allocation.slices)))
 
 
 def _counted(preload: Preload, held: list[Allocation]) -> dict[str, tuple[int, ...]]:
