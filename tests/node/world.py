@@ -141,7 +141,7 @@ class Remembering:
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         self._called("use")
-        return SliceUse(part.device_uuid, 1, 0, 0, 0, 0, self.pids)
+        return SliceUse(part.device_uuid, 1, self.pids)
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
         self._called("meters")

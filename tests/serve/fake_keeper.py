@@ -242,7 +242,7 @@ class FakeKeeper:
         return (("pools", 7),) if allocation.state is State.SUSPENDED else ()
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
-        return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,), ComputeTime(10, 8, 9, 3, 1)),)
+        return (SliceUse("GPU-1", 5, (77,), 2, 6, 1, 0, ComputeTime(10, 8, 9, 3, 1)),)
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         self._check()

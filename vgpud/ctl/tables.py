@@ -100,8 +100,9 @@ def _of_each(values: Sequence[str]) -> str:
 def slices(item: pb.Allocation) -> Table:
     """The slices of one allocation with their use, as far as the daemon reports it.
 
-    USABLE is the limit less the driver's own memory for contexts and modules. It is empty for compute
-    instances, which share the memory of their GPU instance without limits. REFUSED counts requests beyond the
+    USABLE is the limit less the driver's own memory for contexts and modules. It is empty where that memory
+    is not known, and for compute instances, which share the memory of their GPU instance without limits.
+    REFUSED counts requests beyond the
     limit; CARD-FULL counts requests within the limit that the card had no memory for.
     """
     found = {entry.device_uuid: entry for entry in item.use}
@@ -112,8 +113,10 @@ def slices(item: pb.Allocation) -> Table:
         return words.memory(item.stays_bytes if item.state == State.SUSPENDED else use.memory_used_bytes)
 
     def usable(part: pb.Slice) -> str:
-        driver_bytes = found[part.device_uuid].memory_driver_bytes
-        return "" if words.shares_memory(part) else words.memory(max(part.memory_bytes - driver_bytes, 0))
+        use = found[part.device_uuid]
+        if words.shares_memory(part) or not use.HasField("memory_driver_bytes"):
+            return ""
+        return words.memory(max(part.memory_bytes - use.memory_driver_bytes, 0))
 
     def of_use(shown: Callable[[pb.SliceUse], str]) -> Callable[[pb.Slice], str]:
         return if_known(lambda part: shown(found[part.device_uuid]))
@@ -129,9 +132,9 @@ def slices(item: pb.Allocation) -> Table:
         Column("USABLE", if_known(usable), right=True),
         Column("SHARE", words.share, right=True),
         Column("USED", if_known(used), right=True),
-        Column("PEAK", of_use(lambda use: words.memory(use.memory_peak_bytes)), right=True),
-        Column("REFUSED", of_use(lambda use: str(use.refusals_limit)), right=True),
-        Column("CARD-FULL", of_use(lambda use: str(use.refusals_card)), right=True),
+        Column("PEAK", of_use(lambda use: _memory(use, "memory_peak_bytes")), right=True),
+        Column("REFUSED", of_use(lambda use: words.optional(use, "refusals_limit")), right=True),
+        Column("CARD-FULL", of_use(lambda use: words.optional(use, "refusals_card")), right=True),
         Column("HAD", of_use(lambda use: _seconds(use, "compute_used_ns")), right=True),
         Column("WAITED", of_use(lambda use: _seconds(use, "compute_waited_ns")), right=True),
         Column("PIDS", of_use(lambda use: words.joined(map(str, use.pids)))),
@@ -140,7 +143,7 @@ def slices(item: pb.Allocation) -> Table:
         Column(
             "BYPASSED", of_use(lambda use: words.optional(use, "compute_bypasses")), right=True, wide=True
         ),
-        Column("DRIVER", of_use(lambda use: words.memory(use.memory_driver_bytes)), right=True, wide=True),
+        Column("DRIVER", of_use(lambda use: _memory(use, "memory_driver_bytes")), right=True, wide=True),
         Column("MIG-UUID", lambda part: part.mig.uuid, wide=True),
     )
     return Table.of(columns, item.slices)
@@ -159,6 +162,10 @@ def planned(parts: Sequence[pb.Slice]) -> Table:
 
 
 _Time = Literal["compute_used_ns", "compute_waited_ns", "compute_granted_ns", "compute_overrun_ns"]
+
+
+def _memory(use: pb.SliceUse, field: Literal["memory_driver_bytes", "memory_peak_bytes"]) -> str:
+    return words.memory(getattr(use, field)) if use.HasField(field) else ""
 
 
 def _seconds(use: pb.SliceUse, field: _Time) -> str:

@@ -38,16 +38,16 @@ class ComputeTime:
 @dataclass(frozen=True, slots=True)
 class SliceUse:
     """The present use of a slice. `memory_driver_bytes` (contexts, modules) is a part of
-    `memory_used_bytes`.
+    `memory_used_bytes`. A value is None if the slice's mode has no such meter.
     """
 
     device_uuid: str
     memory_used_bytes: int
-    memory_driver_bytes: int
-    memory_peak_bytes: int
-    refusals_limit: int
-    refusals_card: int
     pids: tuple[int, ...]
+    memory_driver_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    refusals_limit: int | None = None
+    refusals_card: int | None = None
     compute: ComputeTime | None = None
 
 

@@ -69,14 +69,12 @@ def pids_of(processes: tuple[DeviceProcess, ...]) -> tuple[int, ...]:
 
 
 def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
-    """The use of a slice, from NVML's figure for each process. NVML has no peaks and no refusals."""
+    """The use of a slice, from NVML's figure for each process. NVML has no peaks, no refusals and no part of
+    the driver.
+    """
     return SliceUse(
         device_uuid=part.device_uuid,
         memory_used_bytes=sum(p.memory_bytes or 0 for p in processes),
-        memory_driver_bytes=0,
-        memory_peak_bytes=0,
-        refusals_limit=0,
-        refusals_card=0,
         pids=pids_of(processes),
     )
 

@@ -59,7 +59,7 @@ class Listings:
                 found.append(await self._effectors[part.mode].use(allocation, part, device))
             except VgpuError as error:
                 log.debug(LogEvent.ALLOCATION_USAGE_UNREADABLE, allocation=allocation.id, why=str(error))
-                found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
+                found.append(SliceUse(part.device_uuid, 0, ()))
         return tuple(found)
 
     def memory_limit(self, allocation: Allocation) -> str:
