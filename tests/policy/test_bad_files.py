@@ -31,7 +31,15 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
     ("text", "detail"),
     [
         # the messages of the standard parser vary between Python versions, but their positions do not
-        ("version = 1\nversion = 1\n", ":2: is not TOML: cannot overwrite a value at column 12"),
+        ("version = 1\nversion = 1\n", ":2: version: stands twice: first on line 1; keep one of the two"),
+        (
+            "version = 1\n[[device]]\n[device.match]\n[device.match]\n",
+            ":4: device[0].match: stands twice: first on line 3; keep one of the two",
+        ),
+        (
+            "version = 1\n[[device]]\nmode = 'mig'\nmode = 'mps'\n[broken",
+            ":4: device[0].mode: stands twice: first on line 3; keep one of the two",
+        ),
         ("version = 1\n[planner\n", ":2: is not TOML: expected ']' at the end of a table declaration at"),
         (
             "version = 1\nmode = ",
@@ -49,10 +57,12 @@ def test_every_mistake_is_reported_with_file_line_and_key(path: Path) -> None:
         ("version = 1\n" + "a." * 100_000 + "a = 1", ":2: is nested more than 32 levels deep; a policy"),
         ("version = 1\n[" + "a." * 32 + "a]", ":2: is nested more than 32 levels deep; a policy"),
         ("version = 1\r\n[planner]\r\nstrategy = 3", ":3: planner.strategy: 3 is not one of pack, spread"),
-        ("version = 0x" + "f" * 5000, ":1: version: version given here is not known"),
+        ("version = 0x" + "f" * 5000, ":1: version: is not a version known to"),
     ],
     ids=[
         "twice",
+        "table twice",
+        "key of a rule twice",
         "bracket",
         "end",
         "quotes",
@@ -119,7 +129,7 @@ def test_mistakes_of_all_files_are_reported_together(etc: Etc) -> None:
         "etc/vgpud.toml:2:device[0].mode",
         "run/conf.d/20-b.toml:1:is not TOML",
         "etc/conf.d/30-c.toml:1:version",
-        "etc/conf.d/40-d.toml:is not a regular file; move it away",
+        "etc/conf.d/40-d.toml:is not a regular file; put a regular file there, or remove it",
     ]
     assert caught.value.sentence.startswith("the policy has 7 errors in 5 files, the first at ")
 

@@ -146,10 +146,16 @@ def test_an_unreadable_policy_file_is_an_error(etc: Etc) -> None:
     assert only_detail(etc).startswith("etc/conf.d/10-x.toml: cannot be read: too many levels of symbolic")
     link.unlink()
     link.mkdir()
-    assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
+    assert (
+        only_detail(etc)
+        == "etc/conf.d/10-x.toml: is not a regular file; put a regular file there, or remove it"
+    )
     link.rmdir()
     os.mkfifo(link)  # an open(2) of this FIFO would wait for ever
-    assert only_detail(etc) == "etc/conf.d/10-x.toml: is not a regular file; move it away"
+    assert (
+        only_detail(etc)
+        == "etc/conf.d/10-x.toml: is not a regular file; put a regular file there, or remove it"
+    )
 
 
 def test_a_broken_link_as_main_file_is_an_error(etc: Etc) -> None:
@@ -184,7 +190,7 @@ def test_a_file_without_read_permission_is_an_error(etc: Etc, monkeypatch: pytes
 
 def test_a_huge_policy_file_is_refused_before_it_is_parsed(etc: Etc) -> None:
     etc.write("etc/vgpud.toml", "version = 1\n" + "#" * 300_000)
-    assert only_detail(etc).startswith("etc/vgpud.toml: is larger than 262144 bytes")
+    assert only_detail(etc).startswith("etc/vgpud.toml: is larger than 256KiB")
 
 
 def test_the_name_of_a_policy_file_that_is_not_utf8_can_be_reported(etc: Etc) -> None:

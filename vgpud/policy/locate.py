@@ -9,6 +9,7 @@ dots takes `tomllib` minutes.
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 
 KeyPath = tuple[str | int, ...]
 
@@ -48,6 +49,17 @@ def locate(text: str) -> Mapping[KeyPath, int]:
     return scanner.lines
 
 
+def repeated(text: str, line: int) -> tuple[KeyPath, int] | None:
+    """The key or table that stands on `line` and on an earlier line, and that earlier line. None if there is
+    none, or if the scanner does not get to the line.
+    """
+    scanner = _Scanner(text)
+    with suppress(ValueError, TooDeepError):
+        scanner.document()
+    path = scanner.repeats.get(line)
+    return None if path is None else (path, scanner.lines[path])
+
+
 def spell(path: KeyPath) -> str:
     """A key path as text, for example device[0].match.name. Unusual keys are quoted, so that the text stays
     on one line.
@@ -80,6 +92,7 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.lines: dict[KeyPath, int] = {}
+        self.repeats: dict[int, KeyPath] = {}  # by line, the last path there that was mentioned before
         self.array_lengths: dict[KeyPath, int] = {}
         self._counted_to = 0
         self._line = 1
@@ -190,7 +203,8 @@ class _Scanner:
     def _note(self, path: KeyPath, line: int) -> None:
         if len(path) > MAX_DEPTH:
             raise TooDeepError(line)
-        self.lines.setdefault(path, line)
+        if self.lines.setdefault(path, line) != line:
+            self.repeats[line] = path
 
     def _line_here(self) -> int:
         self._line += self.text.count("\n", self._counted_to, self.at)

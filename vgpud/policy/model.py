@@ -39,8 +39,9 @@ _LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a
 def _version(value: object) -> object:
     # The type is checked too, because Literal[1] alone would accept true and 1.0.
     if type(value) is not int or value != 1:
-        shown = value if type(value) is int and abs(value) < 10**9 else "given here"
-        raise wrong(f"version {shown} is not known to this vgpud", "write version = 1")
+        small = type(value) is int and abs(value) < 10**9
+        sentence = f"version {value} is not known to" if small else "is not a version known to"
+        raise wrong(f"{sentence} this vgpud", "write version = 1")
     return value
 
 

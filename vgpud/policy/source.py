@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate
+from vgpud.model.quantity import format_bytes
+from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate, repeated, spell
 from vgpud.policy.origin import Origin, Problem
 
 # maximum size of a policy file: far more than MAX_RULES rules need; a longer file could keep a parser busy
 MAX_FILE_BYTES = 256 * 1024
+
+# What tomllib says of a key or a table that stands twice.
+_TWICE = ("Cannot overwrite a value", "Cannot declare ")
 
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
 
@@ -79,14 +83,14 @@ def _read_bytes(path: Path) -> bytes | Problem:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         # O_NONBLOCK and the check for a regular file: opening a FIFO would wait for a writer
-        return Problem(Origin(path), "", "is not a regular file", "move it away")
+        return Problem(Origin(path), "", "is not a regular file", "put a regular file there, or remove it")
     # O_NONBLOCK, because a read of a file of the kernel such as /proc/kmsg can wait for data
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", buffering=0) as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if raw is None:
-        return Problem(Origin(path), "", "is not a regular file", "move it away")
+        return Problem(Origin(path), "", "is not a regular file", "put a regular file there, or remove it")
     if len(raw) > MAX_FILE_BYTES:
-        sentence = f"is larger than {MAX_FILE_BYTES} bytes"
+        sentence = f"is larger than {format_bytes(MAX_FILE_BYTES)}"
         return Problem(Origin(path), "", sentence, "a policy is short: is this the right file")
     return raw
 
@@ -99,6 +103,11 @@ def _malformed(path: Path, text: str, message: str) -> Problem:
         line = text.rstrip().count("\n") + 1 if at_end else int(found["line"])
         where = " at the end of the file" if at_end else f" at column {found['column']}"
         message = message[: found.start()]
+    if line is not None and message.startswith(_TWICE) and (again := repeated(text, line)):
+        key, first = again
+        return Problem(
+            Origin(path, line), spell(key), f"stands twice: first on line {first}", "keep one of the two"
+        )
     reason = "".join(c if c.isprintable() else " " for c in message)
     sentence = f"is not TOML: {reason[:1].lower()}{reason[1:200]}{where}"
     hint = "correct it at that place" if where else "correct the file; toml.io has the format"
