@@ -382,6 +382,12 @@ def test_a_bug_report_hides_names_and_paths() -> None:
         "items": [{"command": ""}],
         "n": 1,
     }
+    policy = {
+        "quota": [{"users": ["alice"], "groups": [], "uids": [1]}],
+        "device": [{"mps": {"users": "same"}}],
+    }
+    hidden = {"quota": [{"users": "REMOVED", "groups": [], "uids": [1]}], "device": policy["device"]}
+    assert without_private(policy) == hidden, "the account of a directory service is in no list of names"
 
 
 # --- policy diff and test

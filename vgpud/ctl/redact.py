@@ -29,6 +29,8 @@ _KEYS = {
     "owner",
     "workload",
 }
+# Lists of names in a [[quota]]. The accounts of a directory service are not among the names of `redact`.
+_NAME_LISTS = {"users", "groups"}
 
 
 def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
@@ -44,14 +46,18 @@ def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def without_private(value: object) -> object:
-    """Returns a document without the values of _KEYS, such as labels and command lines of tenants. A
-    placeholder shows that there was a value.
+    """Returns a document without the values of _KEYS, such as labels and command lines of tenants, and
+    without the names in _NAME_LISTS. A placeholder shows that there was a value.
     """
     if isinstance(value, dict):
         return {
-            key: "REMOVED" if key in _KEYS and inner else without_private(inner)
+            key: "REMOVED" if inner and _is_private(key, inner) else without_private(inner)
             for key, inner in value.items()
         }
     if isinstance(value, list):
         return [without_private(inner) for inner in value]
     return value
+
+
+def _is_private(key: str, value: object) -> bool:
+    return key in _KEYS or (key in _NAME_LISTS and isinstance(value, list))
