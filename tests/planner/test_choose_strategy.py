@@ -144,7 +144,9 @@ def test_the_reason_for_a_device_that_was_not_chosen_names_the_chosen_one() -> N
         "but devices 0, 1 in mode exclusive lie nearer to each other or fit better"
     )
     short = choose(request(count=3), node_of(h200(0), h200(1), h200(2, mig_on=True)), AUTO, {})
-    assert short.reasons[0].sentence.endswith("but 3 devices in one mode were asked and too few fit")
+    assert short.reasons[0].sentence.endswith(
+        "but too few others fit in the same mode: 3 devices are requested"
+    )
 
 
 @pytest.mark.parametrize("isolation", [QUOTA, COMPUTE])

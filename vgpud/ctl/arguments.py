@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from vgpud.model.quantity import Percent
 
-MAX_COUNT = 1024
+MAX_COUNT = 64  # vgpud takes no more slices in a request
+MAX_SESSIONS = 1024
 MAX_TIMEOUT_SECONDS = 3600.0
 MIN_DELAY_SECONDS = 0.1
 MAX_EVENTS = 1_000
@@ -39,16 +40,16 @@ def cores(text: str) -> "Percent":
 
 
 def count(text: str) -> int:
-    return _number_of("devices", text)
+    return _number_of("devices", text, MAX_COUNT)
 
 
 def sessions(text: str) -> int:
-    return _number_of("sessions", text)
+    return _number_of("sessions", text, MAX_SESSIONS)
 
 
-def _number_of(what: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COUNT:
-        raise ArgumentTypeError(f"{text!r} is not a number of {what} from 1 to {MAX_COUNT}")
+def _number_of(what: str, text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        raise ArgumentTypeError(f"{text!r} is not a number of {what} from 1 to {most}")
     return int(text)
 
 

@@ -70,7 +70,8 @@ def _of_devices(
     for number, members in alike.items():
         indices = ", ".join(str(device.index) for device in members)
         plural = "devices" if len(members) > 1 else "device"
-        which = f"device[{number}]" if number >= 0 else "no rule covers it"
+        them = "them" if len(members) > 1 else "it"
+        which = f"device[{number}]" if number >= 0 else f"no rule covers {them}"
         rule = policy.device[number] if number >= 0 else DeviceRule()
         rows = list(_of_rule(rule, f"device[{number}]", reply.origins))
         yield f"{plural} {indices} ({members[0].name}): {which}", rows

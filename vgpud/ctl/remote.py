@@ -206,8 +206,8 @@ def _left_open(made: node.Grant) -> str:
     """Returns a sentence about the limits that a grant does not have; "" if it has all."""
     bounds = {"memory": made.max_memory_bytes, "cores": made.max_cores_percent, "sessions": made.max_sessions}
     missing = ", ".join(name for name, bound in bounds.items() if bound is None)
-    lacks = [f"no bound on {missing} but the policy's"] if missing else []
-    lacks += ["no expiry"] if made.expires is None else []
+    lacks = ["no expiry"] if made.expires is None else []
+    lacks += [f"no bounds of its own on {missing}"] if missing else []
     return f"grant {made.id} has {' and '.join(lacks)}" if lacks else ""
 
 

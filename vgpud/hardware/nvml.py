@@ -60,41 +60,41 @@ _EXPECTED = frozenset({INVALID_ARGUMENT, NOT_SUPPORTED, FUNCTION_NOT_FOUND, NOT_
 _CODES: dict[int, tuple[ErrorCode, str, str]] = {
     LIBRARY_NOT_FOUND: (
         ErrorCode.NVML_MISSING,
-        "the nvml library libnvidia-ml.so.1 is not on this node",
-        "install the nvidia driver's user-space libraries (Debian: libnvidia-ml1)",
+        "the NVML library libnvidia-ml.so.1 is not on this node",
+        "install the NVIDIA driver's user-space libraries (Debian: libnvidia-ml1)",
     ),
     DRIVER_NOT_LOADED: (
         ErrorCode.DRIVER_MISSING,
-        "the nvidia kernel driver is not loaded",
+        "the NVIDIA kernel driver is not loaded",
         "load it with `modprobe nvidia`, and look in the kernel log if it will not",
     ),
     LIB_RM_VERSION_MISMATCH: (
         ErrorCode.NVML_FAILED,
-        "the nvml library and the loaded nvidia kernel module are of different versions",
+        "the NVML library and the loaded NVIDIA kernel module are of different versions",
         "the driver was upgraded under the running kernel module: reload it, or reboot",
     ),
     GPU_IS_LOST: (
         ErrorCode.GPU_LOST,
-        "the gpu has fallen off the bus or is not reachable",
+        "the GPU has fallen off the bus or is not reachable",
         "look for Xid 79 in the kernel log; only a reset or a reboot brings it back",
     ),
     RESET_REQUIRED: (
         ErrorCode.RESET_NEEDED,
-        "the gpu needs a reset before it can be used",
+        "the GPU needs a reset before it can be used",
         "run `nvidia-smi --gpu-reset` when nothing uses it, or reboot",
     ),
     IN_USE: (
         ErrorCode.DEVICE_IN_USE,
-        "the gpu is in use",
+        "the GPU is in use",
         "end what uses it, then try again",
     ),
     INSUFFICIENT_RESOURCES: (
         ErrorCode.NO_CAPACITY,
-        "the gpu has no room for it at that place",
+        "the GPU has no room for it at that place",
         "release what is there, or choose another place",
     ),
     NO_PERMISSION: (ErrorCode.NVML_FAILED, "the driver refuses it to this user", "run vgpud as root"),
-    NOT_SUPPORTED: (ErrorCode.UNSUPPORTED, "this gpu does not support it", "choose another mode"),
+    NOT_SUPPORTED: (ErrorCode.UNSUPPORTED, "this GPU does not support it", "choose another mode"),
     FUNCTION_NOT_FOUND: (
         ErrorCode.UNSUPPORTED,
         "this driver does not have it",
@@ -102,7 +102,7 @@ _CODES: dict[int, tuple[ErrorCode, str, str]] = {
     ),
     TIMEOUT: (
         ErrorCode.NVML_TIMEOUT,
-        "the driver gave up waiting for the gpu",
+        "the driver gave up waiting for the GPU",
         "look for NVRM and Xid lines in the kernel log",
     ),
 }

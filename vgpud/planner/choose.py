@@ -131,7 +131,7 @@ def _order(fit: Fit) -> tuple[tuple[int, ...], int, str]:
 def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
     """Returns the reason for a device that would fit but was not chosen."""
     if not taken:
-        return f"{want.count} devices in one mode were asked and too few fit"
+        return f"too few others fit in the same mode: {want.count} devices are requested"
     indices = sorted(fit.device.index for fit in taken)
     if len(indices) == 1:
         return f"device {indices[0]} in mode {taken[0].mode} fits better"
