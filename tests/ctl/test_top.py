@@ -23,6 +23,7 @@ from tests.ctl.daemon import Daemon
 from tests.e2e.support import eventually
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.table import width
+from vgpud.ctl.terminal import ended_in_order
 from vgpud.ctl.top import HELP
 from vgpud.ctl.top_draw import (
     DEVICE_HEADS,
@@ -291,6 +292,18 @@ def test_a_signal_that_ends_top_restores_the_terminal(daemon: Daemon, number: si
         assert termios.tcgetattr(live.theirs) == live.before
     finally:
         live.close()
+
+
+def test_a_program_with_a_handler_of_its_own_gets_it_back() -> None:
+    def own(_number: int, _frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with pytest.raises(SystemExit, match="143"), ended_in_order():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_stopped_top_restores_the_terminal_and_redraws_when_continued(daemon: Daemon) -> None:

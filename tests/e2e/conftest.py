@@ -1,8 +1,10 @@
 """A whole vgpud on a simulated node of its own, for each test."""
 
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -75,8 +77,7 @@ def node_maker(folder: Path) -> Iterator[NodeMaker]:
         yield make
     finally:
         for node in made:
-            if node.daemon is not None and node.daemon.poll() is None:
-                node.kill()
+            end_daemon(node)
             end_helpers(node)
             node.remove()
 
@@ -116,8 +117,21 @@ def cut_node(make_node: NodeMaker, shared_policy: str) -> Iterator[DemoNode]:
     node.stop()
 
 
+def end_daemon(node: DemoNode) -> None:
+    """Stops the daemon, because a killed process writes no coverage. Kills it if it does not end."""
+    if node.daemon is None or node.daemon.poll() is not None:
+        return
+    node.daemon.terminate()
+    try:
+        node.daemon.wait(30)
+    except subprocess.TimeoutExpired:
+        node.kill()
+
+
 def end_helpers(node: DemoNode) -> None:
-    """Ends every process whose command line or environment names this node's folder."""
+    """Ends every process whose command line or environment names this node's folder. Arbiters get SIGTERM, at
+    which they write their coverage.
+    """
     marker = f"{node.folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -125,10 +139,10 @@ def end_helpers(node: DemoNode) -> None:
         except OSError:
             continue
         if marker in words and int(process.name) != os.getpid():
-            try:
-                os.kill(int(process.name), 9)
-            except ProcessLookupError:
-                continue
+            arbiter = words.split(b"\0", 1)[0].endswith(b"vgpu-arbiter")
+            for number in (signal.SIGTERM, signal.SIGCONT) if arbiter else (signal.SIGKILL,):
+                with suppress(ProcessLookupError):
+                    os.kill(int(process.name), number)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         assert arbiter.poll() is None, (tmp_path / "said").read_text()
         assert "Sanitizer" not in (tmp_path / "said").read_text()
     finally:
-        arbiter.kill()
+        arbiter.terminate()
         arbiter.wait()
 
 

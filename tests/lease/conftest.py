@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,13 @@ class Node:
         self.arbiter.kill()
         self.arbiter.wait()
 
+    def end_arbiter(self) -> None:
+        """Ends the arbiter by SIGTERM, at which it writes its coverage."""
+        if self.arbiter is not None:
+            self.arbiter.terminate()
+            self.arbiter.send_signal(signal.SIGCONT)
+            self.arbiter.wait()
+
     def lease(self, name: str = "a1", memory_bytes: int = GIB, serve: bool = True) -> Path:
         folder = write_lease(
             self.run_dir / "leases", name, [DeviceLimits(UUIDS[0], memory_bytes)], uid=UID, gid=GID
@@ -62,9 +70,7 @@ class Node:
         for process in self.processes:
             process.kill()
             process.communicate()
-        if self.arbiter is not None:
-            self.arbiter.kill()
-            self.arbiter.wait()
+        self.end_arbiter()
 
 
 @pytest.fixture

@@ -564,8 +564,11 @@ import os, socket, sys
 from pathlib import Path
 from tests.fuzz.test_arbiter import Tenant
 tenant = Tenant(Path(sys.argv[1]), 0)
+if os.fork() == 0:
+    sys.stdin.read()
+    tenant.line.shutdown(socket.SHUT_RDWR)
+    os._exit(0)
 os.open(sys.argv[2], os.O_RDWR | os.O_CLOEXEC)
-tenant.line.shutdown(socket.SHUT_RDWR)
 os.execvp("sleep", ["sleep", "1000"])
 """
 
@@ -573,12 +576,16 @@ os.execvp("sleep", ["sleep", "1000"])
 @needs("root", "fuse")
 def test_a_tenant_whose_exec_does_not_end_delays_no_other_tenant(node: Node, tmp_path: Path) -> None:
     """The attacker's exec closes a file of the attacker's own file system and waits. Until the exec ends,
-    reads of the process's /proc files wait, too.
+    reads of the process's /proc files wait, too. The arbiter reads them when the connection is shut down,
+    which a child of the attacker does while the exec waits.
     """
     lease, other = node.lease(), node.lease("other")
     with fuse_file(tmp_path / "mount", "flush") as file:
-        program = subprocess.Popen([sys.executable, "-c", EXECS, str(lease), str(file.path)])
-        assert file.asked()
+        program = subprocess.Popen(
+            [sys.executable, "-c", EXECS, str(lease), str(file.path)], stdin=subprocess.PIPE
+        )
+        assert file.asked() and program.stdin is not None
+        program.stdin.close()
         eventually(lambda: "D" in states(node))
         Tenant(other, 0).close()
         assert node.client.ready()

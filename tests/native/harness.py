@@ -10,7 +10,7 @@ from tests import simnode
 from vgpud import lease_layout as layout
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
-TEST_BUILD = ROOT / "build" / "native-tests"  # the folder of the test programs, which ./dev build makes
+TEST_BUILD = BUILD.with_name("native-tests")  # the folder of the test programs, which ./dev build makes
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"

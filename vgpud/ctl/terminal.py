@@ -46,16 +46,16 @@ def ended_in_order() -> Iterator[None]:
     """While the body runs, SIGTERM and SIGHUP raise SystemExit, so that the body's changes of the terminal
     are undone. A signal that is ignored (nohup) stays ignored.
     """
-    ends = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL
-    ]
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # None: a handler that Python does not know and cannot install again
+    ends = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     for number in ends:
         signal.signal(number, _end)
     try:
         yield
     finally:
-        for number in ends:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in ends.items():
+            signal.signal(number, handler)
 
 
 def _end(number: int, _frame: object) -> None:
