@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +203,15 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+def change_bytes(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Damage of the first such bytes in the file."""
+
+    def change(path: Path) -> None:
+        overwrite(path, path.read_bytes().index(old), new)
+
+    return change
+
+
 DAMAGE = {
     "not a database": lambda path: path.write_bytes(b"hello" * 1000),
     "empty file": lambda path: path.write_bytes(b""),
@@ -210,14 +219,17 @@ DAMAGE = {
     "pages overwritten": lambda path: overwrite(path, 2 * 4096, b"\xff" * 8192),
     "cut short": truncate,
     "another program's": lambda path: edit(path, "PRAGMA application_id = 7"),
+    "an id changed": change_bytes(b"a20r20", b"a2xr20"),
+    "no UTF-8 in the schema": change_bytes(b"CREATE TABLE events", b"CREATE T\xffBLE events"),
+    "no number in meta": lambda path: edit(path, "INSERT INTO meta VALUES ('revision_floor', 'x')"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_corrupt_ledger_is_left_untouched(tmp_path: Path, damage: object) -> None:
+def test_a_corrupt_ledger_is_left_untouched(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     path = ledger_path(tmp_path)
     fill(path, 40)
-    damage(path)  # type: ignore[operator]
+    damage(path)
     before = hashes(tmp_path)
     error = refusal(path)
     assert error.code is ErrorCode.LEDGER_CORRUPT
@@ -235,16 +247,26 @@ def test_a_write_ahead_log_without_its_ledger_is_refused_and_left_unchanged(tmp_
     assert hashes(tmp_path) == before
 
 
-def test_a_corrupt_row_is_named_in_the_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda path: edit(path, "UPDATE allocations SET slices = '[{}]' WHERE id = 'a1'"), "'a1'"),
+        (change_bytes(b'"7GiB free of 80GiB"]]active', b'"7GiB free of 80GiB"]]acthve'), "acthve"),
+        (change_bytes(b"LD_PRELOAD", b"\xffD_PRELOAD"), "'edits'"),
+    ],
+)
+def test_a_corrupt_row_is_named_in_the_error(
+    tmp_path: Path, damage: Callable[[Path], object], named: str
+) -> None:
     path = ledger_path(tmp_path)
     fill(path)
-    edit(path, "UPDATE allocations SET slices = '[{}]' WHERE id = 'a1'")
+    damage(path)
 
     async def work() -> None:
         async with await Ledger.open(path) as ledger:
             await ledger.load()
 
-    with pytest.raises(VgpuError, match="'a1'") as caught:
+    with pytest.raises(VgpuError, match=named) as caught:
         asyncio.run(work())
     assert caught.value.code is ErrorCode.LEDGER_CORRUPT
 

@@ -20,7 +20,6 @@ _REASONS = array_of(shape_of(Reason))
 _SLICES = array_of(shape_of(Slice))
 _EDITS = shape_of(Edits)
 _SUSPENDED = array_of(shape_of(SuspendedProcess))
-_STATES = {state.value: state for state in State}
 # The check for circular references is off, because encoded values are trees.
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _dump_sorted = json.JSONEncoder(separators=(",", ":"), check_circular=False, sort_keys=True).encode
@@ -117,7 +116,7 @@ def _decode(row: AllocationRow) -> Allocation:
     return Allocation(
         id=row.id,
         request=request,
-        state=_STATES[row.state],  # the table's CHECK constraint allows no other value
+        state=State(row.state),
         slices=_SLICES.decode(texts[2]),
         reasons=_REASONS.decode(texts[1]),
         edits=_EDITS.decode(texts[3]),

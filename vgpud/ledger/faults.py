@@ -61,8 +61,9 @@ def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
     blocked = name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and _space(path)[0] == 0
     if blocked or name == "SQLITE_FULL":
         return full(path)
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return corrupt(path, str(error))
+    # text that is not UTF-8 is an error of Python's module, which has no result code
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or (not name and "UTF-8" in str(error)):
+        return corrupt(path, str(error).partition(" with text")[0])
     if name == "SQLITE_READONLY_DBMOVED":
         return failed(path, "the file was moved or removed while in use", "restart vgpud")
     if name.startswith("SQLITE_READONLY"):

@@ -182,6 +182,8 @@ def _open(path: Path) -> tuple[Committer, int, dict[RowTable, list[Row]]]:
         except BaseException:
             connection.close()
             raise
-    except BaseException:
+    except BaseException as error:
         os.close(lock)
+        if isinstance(error, ValueError):  # a number that is none, or a message of SQLite that is no UTF-8
+            raise faults.corrupt(path, str(error)) from error
         raise
