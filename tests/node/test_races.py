@@ -15,7 +15,9 @@ from tests import clock
 from tests.conditions import needs
 from tests.fusefile import locked_in_the_kernel
 from tests.node.test_lifetimes import of
+from tests.node.test_move_suspended import OWNER, on_record, sleeping, uuid
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
+from vgpud.hardware.suspender import ProcessState
 from vgpud.inject.cdi import spec_path
 from vgpud.inject.specs import Specs
 from vgpud.model.device import Health, Node
@@ -37,6 +39,10 @@ def one_device() -> FakeGateway:
 
 def full() -> VgpuError:
     return VgpuError(ErrorCode.LEDGER_FULL, "the disk is full", "make room")
+
+
+async def no_room(*_: object, **__: object) -> None:
+    raise full()
 
 
 # --- resize
@@ -65,10 +71,6 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
-
-            async def no_room(*_: object, **__: object) -> None:
-                raise full()
-
             with monkeypatch.context() as patched:
                 patched.setattr(w.ledger, "commit", no_room)
                 with pytest.raises(VgpuError, match="disk is full"):
@@ -76,6 +78,30 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
             again = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
             assert (await w.ledger.load()).allocations[0].state is State.ACTIVE
+
+    clock.run(work())
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_a_tenant_runs_in_its_room_although_the_ledger_cannot_record_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """A suspension is undone, and a resumption is not."""
+
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            if verb == "suspend":
+                await w.keeper.resume(away.id, OWNER)
+            with monkeypatch.context() as patched:
+                patched.setattr(w.ledger, "commit", no_room)
+                with pytest.raises(VgpuError, match="disk is full"):
+                    await getattr(w.keeper, verb)(away.id, OWNER)
+            assert list(driver.states.values()) == [ProcessState.RUNNING]
+            assert w.keeper.book.get(away.id).state is State.ACTIVE
+            assert w.keeper.book.use_of(uuid(0)).memory_bytes == 4 * GIB
+            await clock.passed(5)
+            assert (await on_record(w)) == w.keeper.book.get(away.id)
+            assert (await w.keeper.suspend(away.id, OWNER)).state is State.SUSPENDED
 
     clock.run(work())
 

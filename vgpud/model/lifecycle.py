@@ -82,6 +82,7 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     # the tenant is no longer paused, but runs only after it is resumed
     (_P.SUSPENDED, _C.UNPAUSED): _P.SUSPENDED,
     (_P.EVICTED, _C.UNPAUSED): _P.EVICTED,
+    (_P.ACTIVE, _C.RESUMED): _P.ACTIVE,  # recorded later than the tenant was resumed
     (_P.ACTIVE, _C.RESIZE): _P.RESIZING,
     # The intent is repeated, because the outcome of the last resize was not recorded.
     (_P.RESIZING, _C.RESIZE): _P.RESIZING,

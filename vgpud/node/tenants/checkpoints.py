@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
 import structlog
@@ -27,6 +27,7 @@ _LOCK_SECONDS = 10.0
 # time for saving a process, and the same time again for each _SAVE_BYTES of its memory
 _SAVE_SECONDS = 60.0
 _SAVE_BYTES = 16 << 30
+_RECORD_SECONDS = 1.0  # pause between attempts to record an outcome
 _ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
 
 
@@ -167,10 +168,37 @@ class Checkpoints:
         for mode in {part.mode for part in allocation.slices}:
             await self._context.effectors[mode].resize(allocation)
 
-    async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
-        """Records `outcome`, an active or suspended allocation. The audit line says `sentence`."""
+    async def end(
+        self, outcome: Allocation, change: Change, sentence: str, undone: bool = False
+    ) -> Allocation:
+        """Records `outcome`, an active or suspended allocation. The audit line says `sentence`.
+
+        Raises VgpuError if the ledger cannot record it. The book then has the outcome all the same, because
+        the tenant is as it says, and the ledger gets it later; unless the caller undoes the change
+        (`undone`).
+        """
         audit.did(sentence)
-        return await self._context.store.commit(outcome, change, sentence)
+        try:
+            return await self._context.store.commit(outcome, change, sentence)
+        except VgpuError:
+            if not undone:
+                self._context.store.amend(outcome, change)
+                self._context.background.spawn(self._record_later(outcome, change, sentence))
+            raise
+
+    async def _record_later(self, outcome: Allocation, change: Change, sentence: str) -> None:
+        """Records an outcome that the book has, unless a later change is recorded first."""
+
+        async def record() -> None:
+            now = self._book.get(outcome.id)
+            if (now.state, now.revision) == (outcome.state, outcome.revision):
+                await self._context.store.commit(now, change, sentence)
+
+        while outcome.id in self._book:
+            await asyncio.sleep(_RECORD_SECONDS)
+            with suppress(VgpuError):
+                await self._context.changes.run(outcome.id, record)
+                return
 
 
 def check_well(allocation: Allocation) -> None:

@@ -447,7 +447,7 @@ class Moves:
         ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
         if not is_away(held):
             ended, change = replace(ended, state=State.ACTIVE, suspended=()), Change.MOVED
-        done = await self._do.end(ended, change, sentence)
+        done = await self._do.end(ended, change, sentence, undone=True)
         self._context.fault("move.commit")
         if self._context.preload is not None:
             # lowers the memory limit on the device that the tenant left to zero

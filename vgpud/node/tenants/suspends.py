@@ -107,7 +107,7 @@ class Suspends:
         if away.is_swapped:
             await self._context.kept.clear(away)
             away = await self.swaps.measured(living(away))
-        return await self._do.end(away, suspension_outcome(away), "suspended by hand")
+        return await self._do.end(away, suspension_outcome(away), "suspended by hand", undone=True)
 
     async def _evict(
         self, before: Allocation, idle_since: LeaseActivity | None, deep: bool, room_for: str
@@ -171,7 +171,7 @@ class Suspends:
             going = await self._do.lock_all(session, going)
             await self._do.save_all(session, going)
             away = replace(going, state=State.SUSPENDED)
-            return await self._do.end(away, suspension_outcome(away), _told_saved(away))
+            return await self._do.end(away, suspension_outcome(away), _told_saved(away), undone=True)
         except VgpuError as error:
             await self._undo(session, self._book.get(going.id), error)
             raise

@@ -204,7 +204,7 @@ class Swaps:
             await self._context.activities.left(going)
             self._context.fault("swap-out.out")
             away = await self.measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(away, suspension_outcome(away), self.told_out(away))
+            return await self._do.end(away, suspension_outcome(away), self.told_out(away), undone=True)
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not evicted, {error.sentence}")
             raise
