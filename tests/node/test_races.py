@@ -438,6 +438,25 @@ def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path
     clock.run(work())
 
 
+def test_a_release_that_a_start_cannot_finish_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            await w.ledger.intent(replace(held, state=State.RELEASING))
+        async with world(tmp_path) as w:
+            state = await w.ledger.load()
+            with monkeypatch.context() as patched:
+                patched.setattr(w.ledger, "forget", no_room)
+                await recover(w.keeper, state, Start(ChildUnits(tmp_path), tmp_path, "boot"))
+                assert held.id in w.keeper.book
+            await clock.passed(60)
+            assert w.is_empty()
+
+    clock.run(work())
+
+
 def test_vgpud_starts_although_the_edits_of_an_allocation_cannot_be_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

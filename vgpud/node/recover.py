@@ -224,7 +224,7 @@ async def _act(keeper: NodeKeeper, start: Start, action: Action) -> None:
     context = keeper.context
     match action.kind:
         case ActionKind.UNDO | ActionKind.FINISH:
-            await keeper.releases.dismantle(action.subject)
+            await _finish_release(keeper, action)
         case ActionKind.RELEASE:
             keeper.releases.later(
                 action.subject, "the process that it is bound to ended while vgpud was away"
@@ -247,6 +247,15 @@ async def _act(keeper: NodeKeeper, start: Start, action: Action) -> None:
             await keeper.failures.mark(action.subject, action.reason)
         case ActionKind.REPAIR:
             await repair(keeper, action.subject)
+
+
+async def _finish_release(keeper: NodeKeeper, action: Action) -> None:
+    """Releases an allocation that no caller waits for. Raises VgpuError, and then tries again later."""
+    try:
+        await keeper.releases.dismantle(action.subject)
+    except VgpuError:
+        keeper.releases.later(action.subject, action.reason)
+        raise
 
 
 async def repair(keeper: NodeKeeper, allocation_id: str) -> None:
