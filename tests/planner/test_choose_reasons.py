@@ -195,7 +195,7 @@ def refused(
             AUTO,
             EMPTY,
             ErrorCode.NO_CAPACITY,
-            "2 processes of others would be shut out by MPS (pid 41)",
+            "it has 2 processes that vgpud did not start (pid 41, 42), which MPS would shut out",
             id="mps-processes",
         ),
         pytest.param(
@@ -528,6 +528,15 @@ def test_the_refusal_of_an_unknown_mig_profile_suggests_the_nearest_name() -> No
 def test_a_mig_profile_too_small_for_the_requested_memory_is_not_suggested() -> None:
     error = refused(request(mig_profile="1g.18gb", memory=30 * GIB), h200_node(1))
     assert error.hint == "ask for less than the profile has, or leave the profile out"
+
+
+@pytest.mark.parametrize("wanted", [request(), MPS])
+def test_a_refusal_for_processes_outside_vgpud_does_not_wait_for_a_release(wanted: Request) -> None:
+    node = node_of(h200(0, processes=BUSY))
+    assert refused(wanted, node).hint == "wait until those processes end"
+    shared = node_of(h200(0, processes=BUSY), h200(1))
+    held = {shared.devices[1].uuid: used(Mode.EXCLUSIVE, GIB)}
+    assert refused(wanted, shared, AUTO, held).hint == "wait until something is released"
 
 
 def test_a_request_for_more_devices_than_the_node_has_is_refused_as_impossible() -> None:

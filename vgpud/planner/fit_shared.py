@@ -5,7 +5,7 @@ device.
 from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import MIB, Percent, counted
 from vgpud.model.tenancy import Mode, Slice
-from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
+from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never, occupied
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import shown_apart, shown_bytes, shown_share
 
@@ -76,8 +76,7 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
     if mode is Mode.MPS and use.count == 0:
         others = tuple(process for process in device.processes if process.kind != "graphics")
         if others:
-            who = counted(len(others), "process")
-            return busy(seat, mode, f"{who} of others would be shut out by MPS (pid {others[0].pid})")
+            return occupied(seat, mode, others, ", which MPS would shut out")
     share_left = seat.terms.share_hundredths(mode) - use.share_hundredths
     memory_left = max(seat.memory_free_bytes(mode), 0)
     room = Room(min(memory_left, device.memory_usable_bytes), min(share_left, 10000))

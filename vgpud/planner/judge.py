@@ -10,9 +10,9 @@ from vgpud.planner.fit_mig import fit_mig
 from vgpud.planner.fit_on_top import fit_on_top
 from vgpud.planner.fit_shared import fit_shared
 from vgpud.planner.use import EMPTY
-from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict, busy, never
+from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict, busy, never, occupied
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import listed, shown_bytes
+from vgpud.planner.words import shown_bytes
 
 
 def fit_exclusive(seat: Seat) -> Verdict:
@@ -22,9 +22,7 @@ def fit_exclusive(seat: Seat) -> Verdict:
         held = counted(seat.use.count, "allocation")
         return busy(seat, Mode.EXCLUSIVE, f"it holds {held} in mode {seat.use.mode}")
     if device.processes:
-        pids = listed(tuple(str(process.pid) for process in device.processes))
-        who = counted(len(device.processes), "process")
-        return busy(seat, Mode.EXCLUSIVE, f"it has {who} that vgpud did not start (pid {pids})")
+        return occupied(seat, Mode.EXCLUSIVE, device.processes)
     usable = device.memory_usable_bytes
     return Fit(
         device=device,

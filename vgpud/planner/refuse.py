@@ -47,18 +47,20 @@ def refuse(want: Wanted, verdicts: Sequence[Verdict], details: tuple[str, ...]) 
 def _no_capacity(
     want: Wanted, mode: Mode, fits: tuple[Fit, ...], unfit: tuple[Unfit, ...], details: tuple[str, ...]
 ) -> VgpuError:
-    waiting = "or wait until something is released"
+    rivals = tuple(v for v in unfit if v.busy and v.mode is mode)
+    foreign = bool(rivals) and all(v.foreign for v in rivals)
+    waiting = f"or wait until {'those processes end' if foreign else 'something is released'}"
     fitting = sum(fit.mode is mode for fit in fits)
     if fitting or (mode is Mode.EXCLUSIVE and want.count > 1):
         sentence = f"{counted(want.count, 'device')} asked, {fitting or 'none'} with room in mode {mode} now"
         hint = f"ask for {fitting}, {waiting}" if fitting else _capital(waiting)
         return VgpuError(ErrorCode.NO_CAPACITY, sentence, hint, details)
     closed = tuple(v for v in unfit if v.closed and v.mode is mode)
-    if closed and len(closed) == len([v for v in unfit if v.busy and v.mode is mode]):
+    if closed and len(closed) == len(rivals):
         return _all_closed(closed[0], len({v.device.uuid for v in unfit if v.closed}), details)
     if mode is Mode.EXCLUSIVE:
         return VgpuError(ErrorCode.NO_CAPACITY, "no whole device is free now", _capital(waiting), details)
-    rooms = tuple((v.room, v.device) for v in unfit if v.busy and v.mode is mode)
+    rooms = tuple((v.room, v.device) for v in rivals)
     if mode is Mode.MIG:
         return _no_instance(want, rooms, waiting, details)
     return _no_quota(want, mode, rooms, waiting, details)

@@ -1,13 +1,16 @@
 """The verdict on one device for one request: the request fits, or the reason why it does not."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from vgpud.model.device import Device
+from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import counted
 from vgpud.model.tenancy import MigMove, Mode, Slice
 from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.terms import Terms
 from vgpud.planner.use import DeviceUse
+from vgpud.planner.words import listed
 
 
 class Seat(NamedTuple):
@@ -65,7 +68,7 @@ class Unfit(NamedTuple):
     `room` free.
 
     If it never can, `code` is the kind of the cause, and `largest` is the most that it can hold. A `closed`
-    device has the room, but does not accept the request now.
+    device has the room, but does not accept the request now. A `foreign` one has processes outside vgpud.
     """
 
     device: Device
@@ -76,6 +79,7 @@ class Unfit(NamedTuple):
     room: Room = NO_ROOM
     largest: Room = NO_ROOM
     closed: bool = False
+    foreign: bool = False
 
 
 Verdict = Fit | Unfit
@@ -83,6 +87,12 @@ Verdict = Fit | Unfit
 
 def busy(seat: Seat, mode: Mode, sentence: str, room: Room = NO_ROOM) -> Unfit:
     return Unfit(seat.device, mode, True, ErrorCode.NO_CAPACITY, sentence, room)
+
+
+def occupied(seat: Seat, mode: Mode, processes: Sequence[DeviceProcess], so: str = "") -> Unfit:
+    pids = listed(tuple(str(process.pid) for process in processes))
+    who = counted(len(processes), "process")
+    return busy(seat, mode, f"it has {who} that vgpud did not start (pid {pids}){so}")._replace(foreign=True)
 
 
 def never(seat: Seat, mode: Mode | None, code: ErrorCode, sentence: str, largest: Room = NO_ROOM) -> Unfit:
