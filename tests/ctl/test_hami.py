@@ -147,6 +147,7 @@ def test_a_manifest_without_resources_of_hami_is_unchanged(
             "magic",
         ),
         ("{", "not YAML"),
+        ("a: 1\n---\nversion = 1\n", "document 2 of"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_refused(

@@ -73,12 +73,16 @@ def read_documents(name: str) -> list[Any]:
     else:
         text = read_text(Path(name), _HINT)
     try:
-        return list(yaml.safe_load_all(text))
+        documents = list(yaml.safe_load_all(text))
     except RecursionError:
         raise _bad(f"the YAML of {name} has too many levels of lists and tables") from None
     except (yaml.YAMLError, ValueError) as error:
         # ValueError: the YAML contains an impossible date or number
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
+    for number, document in enumerate(documents, start=1):
+        if not isinstance(document, dict | None):
+            raise _bad(f"document {number} of {name} is no manifest: it has no keys")
+    return documents
 
 
 def convert_document(document: Any, target: str, card_bytes: int | None, say: Say) -> None:  # noqa: ANN401

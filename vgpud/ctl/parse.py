@@ -122,7 +122,7 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     Raises VgpuError, or SystemExit(0) once help or the version has been printed.
     """
     namespace = argparse.Namespace(**DEFAULTS)
-    head, tail = _split(_without_help_verb(argv))
+    head, tail = _split(argv)
     entry, prog, rest = _choose("vgpuctl", VERBS, head, namespace)
     if isinstance(entry, Group):
         verb, prog, rest = _choose(prog, entry.verbs, rest, namespace)
@@ -136,17 +136,9 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     if namespace.output is None:
         namespace.output = verb.default_output
     if namespace.output not in verb.outputs:
-        raise bad_usage(
-            f"{prog} has no output format {namespace.output!r}", f"use one of {', '.join(verb.outputs)}"
-        )
+        choice = f"use one of {', '.join(verb.outputs)}" if len(verb.outputs) > 1 else "leave -o out"
+        raise bad_usage(f"{prog} has no output format {namespace.output!r}", choice)
     return verb, namespace
-
-
-def _without_help_verb(argv: Sequence[str]) -> Sequence[str]:
-    """Rewrites `help VERB` as `VERB --help`, and `version` as `--version`."""
-    if argv and argv[0] == "help":
-        return [*argv[1:], "--help"]
-    return ["--version"] if list(argv) == ["version"] else argv
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,11 +152,17 @@ def _choose(
     prog: str, entries: tuple[_Entry, ...], argv: Sequence[str], namespace: argparse.Namespace
 ) -> tuple[_Entry, str, list[str]]:
     """Parses the options before the verb. Returns the verb (or group), the program's name with the verb's
-    name appended, and the words after the verb, unparsed.
+    name appended, and the words after the verb, unparsed. `help VERB` is `VERB --help`, and `version` is
+    `--version`.
     """
     parser = _chooser(prog, entries)
     parser.read(argv or ["--help"], namespace)
-    word, rest = namespace.verb, namespace.rest
+    word: str = namespace.verb
+    rest: list[str] = namespace.rest
+    if prog == "vgpuctl" and word == "help":
+        return _choose(prog, entries, [*rest, "--help"], namespace)
+    if prog == "vgpuctl" and word == "version":
+        parser.read(["--version"], namespace)
     found = next((entry for entry in entries if entry.name == word), None)
     if found is None:
         raise _unknown_verb(prog, word, [entry.name for entry in entries])
