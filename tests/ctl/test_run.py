@@ -103,6 +103,42 @@ def test_merged_environments_keep_bytes_that_are_not_utf8() -> None:
     }
 
 
+OF_MPS = {
+    "VGPU_ALLOCATION": "a1",
+    "VGPU_MPS_TENANT": "/run/vgpud/mps/t/a1",
+    "CUDA_VISIBLE_DEVICES": "GPU-1",
+    "CUDA_MPS_PIPE_DIRECTORY": "/run/vgpud/mps/1/pipe/p",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
+    "LD_PRELOAD": "/opt/vgpud/libvgpu-guard.so:/x.so",
+}
+OF_QUOTA = {"VGPU_ALLOCATION": "b2", "VGPU_LEASE": "/l", "LD_PRELOAD": "/opt/vgpud/libvgpu.so"}
+OF_CARD = {"VGPU_ALLOCATION": "c3", "CUDA_VISIBLE_DEVICES": "GPU-3"}
+ALONE = {"CUDA_MPS_PIPE_DIRECTORY": "/own", "LD_PRELOAD": "/x.so /y.so"}
+
+
+@pytest.mark.parametrize(
+    ("before", "edits", "after"),
+    [
+        (OF_MPS, OF_QUOTA, OF_QUOTA | {"LD_PRELOAD": "/opt/vgpud/libvgpu.so:/x.so"}),
+        (OF_MPS, OF_CARD, OF_CARD | {"LD_PRELOAD": "/x.so"}),
+        (OF_QUOTA, OF_CARD, OF_CARD),
+        (OF_QUOTA, OF_QUOTA, OF_QUOTA),
+        (ALONE, OF_CARD, OF_CARD | ALONE),
+    ],
+)
+def test_an_allocation_replaces_that_of_the_shell(
+    before: dict[str, str], edits: dict[str, str], after: dict[str, str]
+) -> None:
+    given = {os.fsencode(name): os.fsencode(value) for name, value in before.items()}
+    expected = {os.fsencode(name): os.fsencode(value) for name, value in after.items()}
+    assert merged(edits, given) == expected
+    allocation = pb.Allocation(edits=pb.Edits(env=edits))
+    program = "\n".join([*export_lines(allocation, given), "exec env"])
+    done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, check=True, env=given)
+    got = dict(line.split(b"=", 1) for line in done.stdout.splitlines())
+    assert {name: value for name, value in got.items() if name not in (b"PWD", b"SHLVL", b"_")} == expected
+
+
 def test_the_command_inherits_the_working_directory_and_standard_input(
     daemon: Daemon, tmp_path: Path
 ) -> None:
@@ -244,7 +280,7 @@ def test_vgpuctl_run_with_verbose_prints_the_allocation(ctl: Ctl) -> None:
 
 
 def test_the_exports_that_alloc_prints_set_the_same_environment_as_run(ctl: Ctl) -> None:
-    lines = export_lines(canned.preload())
+    lines = export_lines(canned.preload(), {})
     show = 'printf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$VGPU_LEASE" "$LD_PRELOAD"'
     for before, preload in (("", "/opt/vgpud/libvgpu.so"), ("/x.so", "/opt/vgpud/libvgpu.so:/x.so")):
         program = "\n".join([f"LD_PRELOAD={before}", *lines, show])

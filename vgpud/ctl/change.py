@@ -11,7 +11,7 @@ from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
-from vgpud.ctl.environment import export_lines
+from vgpud.ctl.environment import export_lines, initial_environment
 from vgpud.ctl.fail import exit_code_of, print_error, worst
 from vgpud.ctl.progress import arbiter_told, of_allocation, told
 from vgpud.ctl.request import request_of
@@ -36,7 +36,7 @@ def alloc(arguments: Namespace, terminal: Terminal) -> int:
         raise
     try:
         if terminal.output == "env":
-            print("\n".join(export_lines(allocation)))
+            print("\n".join(export_lines(allocation, initial_environment())))
         else:
             _show(allocation, terminal)
         sys.stdout.flush()
