@@ -505,6 +505,7 @@ def test_policy_test_reports_which_cases_pass_and_which_fail(main: Ctl, tmp_path
             'request = {}\nexpect = { refused = "X" }',
             "case[0].expect.refused: no error is named X, docs/api.md lists them",
         ),
+        ("request = {}", "case[0].expect: is missing"),
         ("request = {}\nexpect = {}", "case[0].expect: expects either refused, or mode, devices or both"),
         (
             'request = {}\nexpect = { mode = "mps", refused = "OVER_QUOTA" }',

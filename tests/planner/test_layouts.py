@@ -49,6 +49,22 @@ def test_each_word_of_a_mig_layout_is_parsed(words: str, places: str | None) -> 
         assert laid(words) == places
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("3g.71gb@4 3g.71gb@4", "the layout has 3g.71gb at memory slice 4 more than once"),
+        ("9 9@0 3g.71gb@0", "the layout has 3g.71gb at memory slice 0 more than once"),
+        ("off none", "'off' is a whole layout"),
+        ("1g.18gb all-balanced", "'all-balanced' is a whole layout"),
+        ("all-1g.18gb 3g.71gb", "'all-1g.18gb' is a whole layout"),
+    ],
+)
+def test_a_layout_that_contradicts_itself_is_refused(words: str, sentence: str) -> None:
+    with pytest.raises(VgpuError) as wrong:
+        laid(words)
+    assert wrong.value.sentence == sentence
+
+
 @pytest.mark.parametrize(("word", "meant"), [("all-balancd", "all-balanced"), ("3g.70gb", "3g.71gb")])
 def test_the_refusal_of_an_unknown_layout_word_suggests_the_nearest_one(word: str, meant: str) -> None:
     with pytest.raises(VgpuError) as wrong:

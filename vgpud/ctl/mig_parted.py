@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.files import read_text
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import counted
 
 VERSION = "v1"
 OFF, NONE = "off", "none"
@@ -76,7 +77,7 @@ def _chosen(name: str, configs: Mapping[str, Any], config: str | None) -> str:
         names = ", ".join(list(configs)[:12]) + (" and more" if len(configs) > 12 else "")
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
-            f"{name} has {len(configs)} configurations and {asked}",
+            f"{name} has {counted(len(configs), 'configuration')} and {asked}",
             f"--config takes one of {names}",
         )
     return config

@@ -177,6 +177,8 @@ def read(path: Path) -> Cases:
 
 
 def _mistake(found: "ErrorDetails") -> str:
+    if found["type"] == "missing":
+        return "is missing"
     if found["type"] != "extra_forbidden":
         text = found["msg"].removeprefix("Value error, ")
         return text[:1].lower() + text[1:]

@@ -103,7 +103,15 @@ def wanted(geometry: MigGeometry, words: Sequence[str]) -> tuple[int, int]:
         return 0, _as_many(geometry, find_profile(geometry, words[0].removeprefix(ALL)))
     entries = parse(words)
     profiles = [(entry, find_profile(geometry, entry.profile)) for entry in entries]
+    placed = [(profile, entry.start) for entry, profile in profiles if entry.start is not None]
     fixed = mask_of(_slot(geometry, entry, profile) for entry, profile in profiles if entry.start is not None)
+    if fixed.bit_count() < len(placed):
+        profile, start = next(one for one in placed if placed.count(one) > 1)
+        raise VgpuError(
+            ErrorCode.IMPOSSIBLE,
+            f"the layout has {bare_name(profile.name)} at memory slice {start} more than once",
+            "name another place, or leave the place out",
+        )
     several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
     if len(several) > max(profile.instance_count for profile in geometry.profiles) + 1:
         return fixed, -1  # no card has so many instances, and the packed counts would overflow
@@ -113,8 +121,10 @@ def wanted(geometry: MigGeometry, words: Sequence[str]) -> tuple[int, int]:
 def find_profile(geometry: MigGeometry, text: str) -> MigProfile:
     """The profile with this name or id. If a board has two profiles with the same name, only the id is valid.
 
-    Raises VgpuError: BAD_REQUEST for an ambiguous name, IMPOSSIBLE for an unknown one.
+    Raises VgpuError: BAD_REQUEST for an ambiguous name or a whole layout, IMPOSSIBLE for an unknown name.
     """
+    if text in SPECIAL or text.startswith(ALL):
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{text!r} is a whole layout", "give it without other words")
     found = [p for p in geometry.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
     if len(found) == 1:
         return found[0]
