@@ -19,6 +19,11 @@ from vgpud.model.errors import ErrorCode, VgpuError
 BALANCED = {"3g.71gb@4", "2g.35gb@2", "1g.18gb@0", "1g.18gb@1"}
 
 
+def health(node: DemoNode) -> str:
+    with client(node) as calls:
+        return calls.list_devices().devices[0].health
+
+
 def test_a_mig_layout_is_applied_and_kept_and_requests_get_its_instances(node: DemoNode) -> None:
     node.start()
     apply(node, "all-balanced")
@@ -40,6 +45,17 @@ def test_a_mig_layout_is_applied_and_kept_and_requests_get_its_instances(node: D
     apply(node, "auto")
     shown = device(node)
     assert (standing(node), shown.current, shown.origin) == (set(), False, "")
+
+
+@needs("driver-580")
+def test_a_mig_layout_is_made_again_after_the_reset_that_a_sick_device_asked_for(node: DemoNode) -> None:
+    node.start()
+    apply(node, "all-balanced")
+    simulate(node, "fault", "recovery", "--device", "0", "--code", "1")
+    eventually(lambda: health(node) == "sick", "NVML asks for a reset")
+    simulate(node, "reset", "0")
+    eventually(lambda: health(node) == "ok", "the reset is done")
+    eventually(lambda: standing(node) == BALANCED, "the layout is made again")
 
 
 def test_mig_instances_that_are_in_the_old_and_the_new_layout_stay(node: DemoNode) -> None:

@@ -60,6 +60,7 @@ class NodeKeeper:
         self.policies.changed.append(lambda old, new: self._policy_changed())
         context.executor.left = self._left
         inventory.health_changed = self.sickness.health_changed
+        self.sickness.repaired = self._repaired
         inventory.closes = lambda device: self.sickness.on_sick(device) != "report"
         engines.setting = lambda device: context.policy().rule_for(device).settings_preload().engine
         engines.notice = self.notices.notice
@@ -68,6 +69,11 @@ class NodeKeeper:
         self.residency.nudge()
         if self.mig is not None:
             self.spawn(self.mig.converge())
+
+    def _repaired(self, device_uuid: str) -> None:
+        """Called when a device is well again: a reset has removed the instances of its MIG layout."""
+        if self.mig is not None:
+            self.spawn(self.mig.converge_device(device_uuid))
 
     def _left(self, device_uuid: str, was_mig: bool) -> None:
         """Called when a slice has left a device: starts the changes of the device's MIG layout that may have

@@ -35,6 +35,7 @@ class Sickness:
         self._failures = failures
         self._being_made = being_made
         self._tended: set[str] = set()
+        self.repaired: Callable[[str], object] = lambda _: None  # called with a device that is well again
 
     def on_sick(self, device: Device) -> str:
         """The value of the policy's key `on_sick` for the device."""
@@ -74,6 +75,8 @@ class Sickness:
                     await self._empty(device, told)
                 await asyncio.sleep(LOOK_SECONDS)
                 await self._inventory.refresh()
+            if device is not None and device.health is Health.OK:
+                self.repaired(device_uuid)
         finally:
             self._tended.discard(device_uuid)
 
