@@ -43,7 +43,10 @@ static struct vgpu_allocation *make_allocation(const struct vgpu_charge *charge,
     allocation->prop = prop_of(device);
     allocation->index = charge->device;
     allocation->context = vgpu_charge_context();
-    CUresult result = CALL(cuMemAddressReserve, &allocation->base, allocation->bytes, 0, 0, 0);
+    /* a free waits for the work of the context, so without it the memory could not be freed */
+    CUresult result = allocation->context == NULL
+                          ? CUDA_ERROR_INVALID_CONTEXT
+                          : CALL(cuMemAddressReserve, &allocation->base, allocation->bytes, 0, 0, 0);
     if (result != CUDA_SUCCESS) {
         free(allocation);
         return NULL;

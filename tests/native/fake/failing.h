@@ -1,0 +1,19 @@
+/* failing.h: what failing.c has besides the driver's functions. */
+#ifndef FAILING_H
+#define FAILING_H
+
+#include <stdbool.h>
+
+#define API __attribute__((visibility("default")))
+#define FAILURE 714 /* CUDA_ERROR_HARDWARE_STACK_ERROR: nothing that runs without a device answers it */
+
+enum fail_kind { FAIL_CALL, FAIL_MEMORY };
+
+/* The n-th call of the driver, or the n-th allocation by libvgpu, that this thread makes from here fails. */
+void fail_next(enum fail_kind kind, int call);
+/* None fails any more. Returns the function that failed, or NULL. */
+const char *fail_ended(void);
+/* Bytes that the driver itself says are free on the current device. */
+unsigned long fail_driver_free(void);
+
+#endif
