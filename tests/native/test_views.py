@@ -12,9 +12,11 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
+import pynvml as n
 import pytest
 
 from tests.conditions import needs, unmet
+from tests.e2e.support import eventually
 from tests.native.harness import GIB, GID, LIBVGPU, MIB, PROBE, UID
 from tests.sim import outside
 from tests.simnode import SimNode
@@ -50,9 +52,9 @@ class Slices:
 
 
 @pytest.fixture
-def slices(sim_node: Make, tmp_path: Path) -> Slices:
+def slices(sim_node: Make, tmp_path: Path, request: pytest.FixtureRequest) -> Slices:
     (tmp_path / "leases").mkdir()
-    return Slices(sim_node("h200x1"), tmp_path / "leases")
+    return Slices(sim_node("h200x1", driver=getattr(request, "param", "")), tmp_path / "leases")
 
 
 @needs("debian-archive")
@@ -103,6 +105,82 @@ def test_nvitop_shows_only_the_slice(slices: Slices) -> None:
         unmet("python-index", outside.why.get("python-tools"))
     done = slices.run("one", sys.executable, "-c", NVITOP, PYTHONPATH=str(folder))
     assert json.loads(done.stdout) == [4096, 626, 4096 - 626, [slices.pids["one"]]]
+
+
+# The pids in each list of NVML, and in the lists of the private table that nvidia-smi reads
+LISTS = """
+import ctypes as c, json, pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(0)
+nvml = c.CDLL("libnvidia-ml.so.1")
+class Short(c.Structure):
+    _fields_ = [("pid", c.c_uint), ("bytes", c.c_ulonglong)]
+class Full(c.Structure):
+    _fields_ = [*Short._fields_, ("gpu_instance", c.c_uint), ("compute_instance", c.c_uint)]
+class Listed(c.Structure):
+    _fields_ = [*Full._fields_, ("unknown", c.c_ulonglong), ("name", c.c_char * 4096)]
+def listed(call, form, room=8):
+    count, entries = c.c_uint(room), (form * 8)()
+    return call(card, c.byref(count), entries), [one.pid for one in entries[:count.value]]
+def pids(call, form):
+    result, found = listed(call, form)
+    assert result == 0
+    return found
+def used(call):
+    try:
+        return [one.pid for one in call(card, 0)]
+    except n.NVMLError_NotFound:
+        return []
+found = {}
+for kind in ("Compute", "Graphics", "MPSCompute"):
+    for version, form in (("", Short), ("_v2", Full), ("_v3", Full)):
+        found[kind + version] = pids(nvml[f"nvmlDeviceGet{kind}RunningProcesses{version}"], form)
+name = bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+table = c.POINTER(c.c_void_p)()
+assert nvml.nvmlInternalGetExportTable(c.byref(table), name) == 0
+entry = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p)
+for index, kind in enumerate(("compute", "graphics", "mps")):
+    found[f"table {kind}"] = pids(entry(table[213 + index]), Listed)
+found["utilization"] = used(n.nvmlDeviceGetProcessUtilization)
+found["utilization info"] = used(n.nvmlDeviceGetProcessesUtilizationInfo)
+result, entries = listed(nvml.nvmlDeviceGetComputeRunningProcesses_v3, Full, room=0)
+found["no room"] = [result, len(entries)]
+found["accounting"] = list(n.nvmlDeviceGetAccountingPids(card))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("slices", ["580", "615"], indirect=True)
+def test_every_list_of_processes_has_only_those_of_the_slice(slices: Slices) -> None:
+    """The form of the private table is known for driver 580. For 615 it is recognised by the pids in it."""
+    node = slices.node
+    node.python(
+        "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetAccountingMode(n.nvmlDeviceGetHandleByIndex(0), 1)"
+    )
+    spin = [str(PROBE.with_name("vgpu-spin")), "--kernel-us", "1000", "--seconds", "3000"]
+    spinning = {name: node.start(spin, slices.env(name)).pid for name in slices.leases}
+    own = {slices.pids["one"], spinning["one"]}
+    everyone = {*slices.pids.values(), *spinning.values()}
+
+    def lists(**env: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = json.loads(node.run([sys.executable, "-c", LISTS], env).stdout)
+        return found
+
+    eventually(
+        lambda: set(lists()["utilization"]) == set(spinning.values()), "both tenants have used the card"
+    )
+    outside, inside = lists(), lists(**slices.env("one"))
+    assert {kind for kind, pids in outside.items() if set(pids) == everyone} == {
+        "Compute",
+        "Compute_v2",
+        "Compute_v3",
+        "table compute",
+        "accounting",
+    }
+    shown = {kind: [pid for pid in pids if pid in own] for kind, pids in outside.items()}
+    assert {kind: sorted(pids) for kind, pids in inside.items()} == {
+        kind: sorted(pids) for kind, pids in shown.items()
+    } | {"no room": [len(own), n.NVML_ERROR_INSUFFICIENT_SIZE]}
 
 
 def test_cuda_and_nvml_report_the_same_memory_of_the_slice(slices: Slices) -> None:
