@@ -37,6 +37,10 @@ _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 # them `vgpuctl run` may print an error: during its exec the kernel refuses (EAGAIN) a thread that gRPC
 # starts.
 _GRPC = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+# SIGKILL leaves no time to write coverage. A process whose coverage is measured catches this signal, writes
+# its counts and kills itself.
+_COUNTED_KILL = signal.SIGRTMIN + 9
+_COUNTED_KILL_SECONDS = 20
 User = tuple[int, int, Sequence[int]]  # uid, gid, supplementary groups
 _MESSAGE = 1 << 18  # bytes of a message; large enough for an environment
 # linux/prctl.h and linux/capability.h
@@ -73,6 +77,12 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        if number == signal.SIGKILL and _catches(self.pid, _COUNTED_KILL):
+            self._send(_COUNTED_KILL)
+            self._look(_COUNTED_KILL_SECONDS)
+        self._send(number)
+
+    def _send(self, number: int) -> None:
         if self.poll() is None:
             with suppress(
                 ProcessLookupError
@@ -84,6 +94,15 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Has the process a handler for this signal (proc(5), SigCgt)? An exec removes the handler."""
+    try:
+        words = Path(f"/proc/{pid}/status").read_text().split()
+    except OSError:
+        return False
+    return bool(int(words[words.index("SigCgt:") + 1], 16) >> (number - 1) & 1)
 
 
 class Command(Forked):
@@ -320,6 +339,23 @@ def _change_user(uid: int, gid: int, groups: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "cannot keep CAP_DAC_READ_SEARCH")
 
 
+def _count_when_killed() -> None:
+    """Lets the process write its coverage before it is killed by a test, or by itself (a fault point)."""
+    from coverage import Coverage
+
+    kill, counting = os.kill, Coverage.current()
+    assert counting is not None
+
+    def counted_kill(pid: int, number: int) -> None:
+        if (pid, number) == (os.getpid(), signal.SIGKILL):
+            counting.stop()
+            counting.save()
+        kill(pid, number)
+
+    os.kill = counted_kill
+    signal.signal(_COUNTED_KILL, lambda *_: counted_kill(os.getpid(), signal.SIGKILL))
+
+
 def _become(module: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> NoReturn:
     """Does in this process what an exec of the module would do, and calls its main(). Skips the interpreter's
     teardown, which would copy all imported pages.
@@ -337,6 +373,8 @@ def _become(module: str, arguments: list[str], environment: dict[str, str], file
     # /proc/self/environ shows the forking process's environment
     first = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
     import_module("vgpud.ctl.run").initial_environment = lambda: first  # type: ignore[attr-defined]
+    if "coverage" in sys.modules:
+        _count_when_killed()
     code = 1
     try:
         code = import_module(module).main()

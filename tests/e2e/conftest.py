@@ -118,14 +118,19 @@ def cut_node(make_node: NodeMaker, shared_policy: str) -> Iterator[DemoNode]:
 
 
 def end_daemon(node: DemoNode) -> None:
-    """Stops the daemon, because a killed process writes no coverage. Kills it if it does not end."""
-    if node.daemon is None or node.daemon.poll() is not None:
-        return
-    node.daemon.terminate()
+    """Stops the daemon, because a killed process writes no coverage."""
+    if node.daemon is not None:
+        end_process(node.daemon)
+
+
+def end_process(process: Daemon) -> None:
+    """Ends a process by SIGTERM, or by SIGKILL if it does not end."""
+    process.terminate()
     try:
-        node.daemon.wait(30)
+        process.wait(30)
     except subprocess.TimeoutExpired:
-        node.kill()
+        process.kill()
+        process.wait()
 
 
 def end_helpers(node: DemoNode) -> None:

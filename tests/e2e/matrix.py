@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests import simnode
 from tests.demo.node import DemoNode
-from tests.e2e.conftest import PreparedNode, end_helpers
+from tests.e2e.conftest import PreparedNode, end_daemon, end_helpers
 from tests.e2e.cuda import cuda_program
 from tests.e2e.support import GIB, MIB, PROBE, client, eventually, simulate, states
 from tests.native.harness import static_program
@@ -163,8 +163,7 @@ def column(branch: str, folder: Path) -> list[bool]:
         node.start()
         return [trial(node) for trial in PROMISES.values()]
     finally:
-        if node.daemon is not None and node.daemon.poll() is None:
-            node.kill()
+        end_daemon(node)
         end_helpers(node)
         node.remove()
 

@@ -18,7 +18,7 @@ from tests import simnode
 from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
-from tests.e2e.conftest import ROOMY, PreparedNode, end_helpers
+from tests.e2e.conftest import ROOMY, PreparedNode, end_daemon, end_helpers
 from tests.e2e.support import (
     MIB,
     PROBE,
@@ -118,8 +118,7 @@ def node_of(folder: Path, group: Path, branch: str, policy: str = POLICY) -> Ite
     try:
         yield node
     finally:
-        if node.daemon is not None and node.daemon.poll() is None:
-            node.kill()
+        end_daemon(node)
         end_helpers(node)
         node.remove()
 

@@ -16,6 +16,7 @@ from typing import IO, Protocol
 from tests import prepared
 from tests.conditions import CONDITIONS, unmet
 from tests.demo.node import ROOT, Command, Daemon, DemoNode
+from tests.e2e.conftest import end_process
 from tests.e2e.support import client
 from tests.lease.conftest import eventually as until
 from tests.ports import free_port
@@ -74,8 +75,7 @@ class Sessions:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for process in self.processes:
-            process.kill()
-            process.wait()
+            end_process(process)
 
 
 class RemoteNode:
@@ -219,8 +219,7 @@ class RemoteNode:
             return list(calls.list_allocations().allocations)
 
     def close(self) -> None:
-        for process in (self.door, self.accepter):
-            process.kill()
-            process.wait()
-        self.sessions.close()
+        end_process(self.door)
+        self.sessions.close()  # each session ends with its connection to the door
+        end_process(self.accepter)
         self._notify.close()

@@ -29,7 +29,7 @@ def test_systemd_has_no_connection_in_which_the_account_of_the_door_passes_files
         systemd.bind(str(tmp_path / "session.sock"))
         systemd.listen()
         with subprocess.Popen(words, env=environment) as accepter, ExitStack() as at_end:
-            at_end.callback(accepter.kill)
+            at_end.callback(accepter.terminate)
             eventually((tmp_path / "remote.sock").exists)
             with never_written_back(tmp_path / "mount", 1) as (sockets, file):
                 door = _connected(tmp_path)
