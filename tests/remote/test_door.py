@@ -9,10 +9,12 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from tests import prepared
 from tests.conditions import needs
 from tests.lease.conftest import eventually as until
 from tests.remote.clients import ended, opened
 from tests.remote.node import CERTIFICATES, RemoteNode
+from vgpud.model.errors import ErrorCode
 
 pytestmark = needs("root", "namespaces")
 
@@ -91,3 +93,16 @@ def test_an_invalid_call_to_the_remote_door_is_refused(remote: RemoteNode) -> No
         assert answer == b"" or b'"error"' in answer, line[:40]
     assert remote.door.poll() is None
     assert "Traceback" not in remote.log.read_text()
+
+
+def test_a_door_without_session_processes_ends_and_says_where_to_look(tmp_path: Path) -> None:
+    files = ("--certificate", str(CERTIFICATES / "door.pem"), "--key", str(CERTIFICATES / "door.key"))
+    environment = {**os.environ, "VGPUD_RUN_DIR": str(tmp_path)}
+    log = tmp_path / "log"
+    with log.open("wb") as errors:
+        door = prepared.program("vgpud.remote.door", files, environment, 0, errors.fileno())
+    assert door.wait(300) == ErrorCode.UNREACHABLE.exit_code
+    assert log.read_text() == (
+        "vgpud-remote: the node cannot open remote sessions now (E801)\n"
+        "hint: see the journal of vgpud-remote-session\n"
+    )

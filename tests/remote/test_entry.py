@@ -103,6 +103,24 @@ def test_a_caller_learns_nothing_of_grants_that_cannot_be_read(
     assert str(tmp_path / FILE) in str(logged[0])
 
 
+@pytest.mark.parametrize(
+    ("leaves", "sentence"), [(True, "the line is not JSON"), (False, "the remote session failed: timed out")]
+)
+def test_a_session_process_ends_if_the_door_makes_no_call(
+    leaves: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = socket.socketpair()
+    monkeypatch.setattr(entry, "_FIRST_LINE_SECONDS", 0.05)
+    monkeypatch.setattr(entry, "_door", lambda: far)
+    monkeypatch.setattr(session, "log_failure", lambda _: None)
+    with near, far:
+        if leaves:
+            near.shutdown(socket.SHUT_WR)
+        assert entry.main() == (ErrorCode.BAD_REQUEST if leaves else ErrorCode.HELPER_FAILED).exit_code
+        with pytest.raises(VgpuError, match=sentence):
+            wire.result(near.recv(4096))
+
+
 @pytest.mark.parametrize("is_set", [True, False])
 def test_the_grants_file_is_where_the_settings_say(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_set: bool

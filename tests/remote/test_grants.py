@@ -4,6 +4,7 @@ import grp
 import json
 import os
 import pwd
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,13 +15,17 @@ import pytest
 from tests import prepared
 from tests.conditions import needs
 from tests.remote.node import CERTIFICATES, USER
+from tests.remote.test_parts import ALICE
+from vgpud.model.errors import VgpuError
 from vgpud.remote.certificates import _not_after, der_of, fingerprint_of
-from vgpud.remote.grants import CERTIFICATE, FILE
+from vgpud.remote.grants import CERTIFICATE, FILE, Grants
 
 ONE, OTHER = USER, "nobody"
 OF_ONE, OF_OTHER = (pwd.getpwnam(name).pw_uid for name in (ONE, OTHER))
 FREE = next(uid for uid in range(64000, 65000) if uid not in {one.pw_uid for one in pwd.getpwall()})
 _WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+
+_PEM = b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----\n"
 
 Ctl = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -177,19 +182,41 @@ def test_the_expiry_time_of_a_certificate_is_read(name: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("content", "sentence"),
     [
-        ("", "has no certificate"),
-        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is damaged"),
-        ("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "is damaged"),
+        (None, "cannot read FILE: no such file or directory"),
+        (b"", "FILE has no certificate"),
+        (ssl.PEM_cert_to_DER_cert((CERTIFICATES / "client.pem").read_text()), "FILE is not a text file"),
+        (_PEM % b"AAAA", "the certificate in FILE is damaged"),
+        (_PEM % b"!", "the certificate in FILE is damaged"),
     ],
-    ids=["empty", "not DER", "not base64"],
+    ids=["missing", "empty", "DER", "not DER", "not base64"],
 )
-def test_a_file_without_a_certificate_is_named(ctl: Ctl, tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "client.pem").write_text(text)
-    refused = ctl("grant", ONE, "--certificate", str(tmp_path / "client.pem"))
-    assert str(tmp_path / "client.pem") in refused.stderr
-    assert f"{sentence} (E103)" in refused.stderr
+def test_a_file_without_a_certificate_is_named(
+    ctl: Ctl, tmp_path: Path, content: bytes | None, sentence: str
+) -> None:
+    file = tmp_path / "client.pem"
+    if content is not None:
+        file.write_bytes(content)
+    refused = ctl("grant", ONE, "--certificate", str(file))
+    assert f"vgpuctl: {sentence.replace('FILE', str(file))} (E103)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "said"),
+    [("grants.lock", "is a directory"), ("grants.new", "is a directory"), (None, "there are 0 grants")],
+)
+def test_a_grant_that_cannot_be_stored_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_the_way: str | None, said: str
+) -> None:
+    if in_the_way is None:
+        monkeypatch.setattr("vgpud.remote.grants.MAX_GRANTS", 0)
+    else:
+        (tmp_path / in_the_way).mkdir()
+    grants = Grants(tmp_path / "grants.json")
+    with pytest.raises(VgpuError, match=said):
+        grants.add(ALICE, "")
+    assert grants.all() == ()
 
 
 @pytest.mark.parametrize("words", [("grant", ONE), ("grants",), ("revoke", ONE)], ids=lambda words: words[0])

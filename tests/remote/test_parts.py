@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ports import free_port
 from tests.remote.node import CERTIFICATES
 from vgpud import clock
 from vgpud.api.client import Client
@@ -26,12 +27,13 @@ from vgpud.policy.remote import RemoteSettings
 from vgpud.remote import session as session_module
 from vgpud.remote import wire
 from vgpud.remote.certificates import fingerprint_of
-from vgpud.remote.client import Place, Tunnel, call, status
+from vgpud.remote.client import Place, Tunnel, call, run, status
 from vgpud.remote.door import RemoteDoor, Session, context_of
-from vgpud.remote.engine import ENGINES
+from vgpud.remote.engine import ENGINES, Lupine
 from vgpud.remote.grants import Grant, Grants, Sizes, check_quota
 from vgpud.remote.limits import Places, Rate, Rates, network_of
-from vgpud.remote.session import _allocate, _looking
+from vgpud.remote.session import _allocate, _looking, _pass_one
+from vgpud.settings import Settings
 
 _T = TypeVar("_T")
 GIB = 1 << 30
@@ -58,6 +60,27 @@ def test_any_line_from_a_client_is_a_call_or_a_bad_request(line: bytes) -> None:
         assert wire.decode(line)
     except VgpuError as error:
         assert error.code is ErrorCode.BAD_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "sentence"),
+    [
+        (wire.decode, b'{"version":1}', "the caller does not speak version 2"),
+        (wire.decode, b'{"version":2,"call":"walk"}', "the call is not known"),
+        (wire.decode, b'{"version":2,"call":"attach","session":"a"}', "the call lacks a field"),
+        (wire.decode, b'{"version":2,"call":"status","later":""}', "the call has a field that is not known"),
+        (wire.decode, b"[]", "the line is not a JSON object"),
+        (wire.result, b"{}", "the reply has neither a result nor an error"),
+        (wire.result, b" " * (wire.LINE_BYTES + 1), f"a line has more than {wire.LINE_BYTES} bytes"),
+    ],
+    ids=["version", "call", "field", "more", "list", "reply", "length"],
+)
+def test_the_refusal_of_a_line_says_what_is_wrong_with_it(
+    read: Callable[[bytes], object], line: bytes, sentence: str
+) -> None:
+    with pytest.raises(VgpuError, match=sentence) as raised:
+        read(line)
+    assert raised.value.code is ErrorCode.BAD_REQUEST
 
 
 def test_an_error_sent_in_a_reply_is_raised_again_by_the_client() -> None:
@@ -209,6 +232,54 @@ def test_a_session_has_one_control_connection_and_sends_only_its_end_on_it() -> 
     asyncio.run(check())
 
 
+def test_a_connection_that_the_engines_server_refuses_is_refused_to_the_client() -> None:
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+
+    class NoServer(Lupine):
+        port = free_port()
+
+    async def check() -> None:
+        backend, process = socket.socketpair()
+        backend.setblocking(False)
+        near, far = socket.socketpair()
+        door._sessions["one"] = session = _session("one", backend)
+        hearing = asyncio.ensure_future(door._hear_backend(session))
+        with process, far:
+            stream = await asyncio.open_connection(sock=near)
+            attaching = asyncio.ensure_future(door._attach(session, *stream))
+            assert await asyncio.to_thread(_pass_one, process, NoServer())
+            with pytest.raises(VgpuError, match="the engine's server accepts no connection") as raised:
+                await asyncio.wait_for(attaching, 300)
+            assert raised.value.code is ErrorCode.UNREACHABLE  # by which the client knows to try again
+            assert door._sessions and not session.streams
+        await asyncio.wait_for(hearing, 300)
+
+    asyncio.run(check())
+
+
+def test_a_network_may_make_ten_calls_at_once_and_then_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 7.0)
+    door = RemoteDoor(RemoteSettings(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+    for _ in range(10):
+        door._count_asked("192.0.2.9")
+    with pytest.raises(VgpuError, match=r"calls from 192\.0\.2\.9 come faster than 1 a second") as raised:
+        door._count_asked("192.0.2.9")
+    assert raised.value.code is ErrorCode.OVER_QUOTA
+    door._count_asked("192.0.2.7")
+    monkeypatch.setattr(clock, "now", lambda: 8.0)
+    door._count_asked("192.0.2.9")
+
+
+def test_a_door_whose_address_is_taken_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        settings = RemoteSettings.model_validate({"listen": listen})
+        door = RemoteDoor(settings, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), Path("unused"))
+        with pytest.raises(VgpuError, match=f"cannot listen on {listen}: address already in use") as raised:
+            door.start()
+    assert raised.value.code is ErrorCode.BAD_SETTING
+
+
 _REVOKED = VgpuError(ErrorCode.NOT_ALLOWED, "grant 095a2834 of alice was revoked", "ask for a new one")
 
 
@@ -309,6 +380,35 @@ def test_a_session_notices_a_release_soon_after_vgpud_answers_again(monkeypatch:
         assert released.wait(300)
     assert vgpud.connections == 4
     assert not answers
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, "this node makes no remote slices"),
+        ({"server": "/no/server"}, "the engine's server /no/server is not a program"),
+    ],
+    ids=["no server", "missing"],
+)
+def test_a_session_without_a_program_for_its_server_is_refused_and_its_slice_released(
+    settings: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    released = []
+
+    class Vgpud:
+        def release(self, name: str, force: bool) -> None:
+            released.append((name, force))
+
+    remote = RemoteSettings.model_validate(settings)
+    monkeypatch.setattr(session_module, "_configured", lambda: (Settings(run_dir=tmp_path), remote))
+    monkeypatch.setattr(session_module, "_with_account", lambda grant, _: grant)
+    monkeypatch.setattr(session_module, "_allocate", lambda *_: vgpud_pb2.Allocation(id="made"))
+    monkeypatch.setattr(session_module, "_leave_network", lambda: None)
+    monkeypatch.setattr(session_module, "Client", lambda *_: nullcontext(Vgpud()))
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(VgpuError, match=sentence):
+        session_module.serve(near, wire.Open(), ALICE, Grants(tmp_path / "grants.json"))
+    assert released == ([("made", True)] if settings else [])
 
 
 def _session(name: str, backend: socket.socket) -> Session:
@@ -605,6 +705,34 @@ def test_a_reply_to_open_that_lacks_fields_of_the_client_is_refused(changed: dic
     assert raised.value.code is ErrorCode.BAD_REQUEST
 
 
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_door_that_does_not_answer_is_reported(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vgpud.remote.client._CONNECT_SECONDS", 0.1)
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+        if listens:
+            door.listen()
+        with pytest.raises(VgpuError) as raised:
+            asyncio.run(status(Place(f"127.0.0.1:{port}", "a.b.c")))
+    why = "no answer in time" if listens else "connection refused"
+    assert raised.value.sentence == f"the call to the door 127.0.0.1 port {port} failed: {why}"
+    assert raised.value.hint == "check that vgpud-remote.service runs there, and that the port is open"
+
+
+def test_a_client_starts_no_program_for_an_engine_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("vgpud.remote.client._END_SECONDS", 0)
+    program = ["touch", str(tmp_path / "started")]
+    with pytest.raises(VgpuError, match="the node has the engine 'later', which this client does not know"):
+        _of_door(
+            wire.answer({**_OPENED, "engine": "later"}),
+            use=lambda place: run(place, wire.Open(), "", program, {}, lambda _: None),
+        )
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize(
     ("asked", "code", "calls"),
     [
@@ -677,6 +805,7 @@ def test_a_list_of_sessions_whose_ids_are_not_hexadecimal_is_refused(sessions: A
         (("client.pem", "client.pem", "door.pem"), "{client.pem} has no private key that can be used"),
         (("client.key", "client.key", "door.pem"), "{client.key} is a private key"),
         (("client.pem", "client.key", "door.key"), "{door.key} has no certificate that can be used"),
+        (("client.pem", "client.key", "none.pem"), "cannot read {none.pem}: no such file or directory"),
     ],
 )
 def test_the_error_names_a_certificate_file_that_tls_cannot_use(
@@ -688,9 +817,14 @@ def test_the_error_names_a_certificate_file_that_tls_cannot_use(
     with pytest.raises(VgpuError) as raised:
         Place("gpu1", certificate=certificate, key=key, authority=authority).tls()
     assert raised.value.sentence == sentence
-    if "none.key" not in names:  # for its own files the door reports the mistake by the same sentence
-        with pytest.raises(VgpuError) as raised:
-            context_of(certificate, key, authority)
+    with pytest.raises(VgpuError) as raised:
+        context_of(certificate, key, authority)
+    if missing := [
+        name for name in names if name.startswith("none")
+    ]:  # the door says which of its files it is
+        assert missing[0] in raised.value.sentence
+        assert raised.value.sentence.endswith(" cannot be read: no such file or directory")
+    else:
         assert raised.value.sentence == sentence
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from tests import clock
 from tests.lease.conftest import eventually as until
+from tests.ports import free_port
 from vgpud.model.errors import VgpuError
 from vgpud.remote.client import _uid_of
-from vgpud.remote.engine import ENGINES
-from vgpud.remote.relay import relay
+from vgpud.remote.engine import ENGINES, Lupine
+from vgpud.remote.relay import finish, relay
 from vgpud.remote.session import _wait_ready
 
 
@@ -117,9 +118,37 @@ def test_a_session_stops_waiting_for_its_server_when_the_door_has_gone() -> None
             server.kill()
 
 
-def test_a_session_says_that_its_server_has_ended() -> None:
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [("false", "the engine's server ended with 1 before it listened"), ("cat", "does not listen within 0 s")],
+)
+def test_a_session_says_that_its_server_does_not_listen(
+    program: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vgpud.remote.session._READY_SECONDS", 0)
+
+    class NoServer(Lupine):
+        port = free_port()
+
     door, session = socket.socketpair()
-    with door, session, subprocess.Popen(["false"]) as server:
-        server.wait()
-        with pytest.raises(VgpuError, match="the engine's server ended with 1 before it listened"):
-            _wait_ready(server, ENGINES["lupine"], session)
+    with door, session, subprocess.Popen([program], stdin=subprocess.PIPE) as server:
+        if program == "false":
+            server.wait()
+        with pytest.raises(VgpuError, match=sentence):
+            _wait_ready(server, NoServer(), session)
+
+
+def test_a_peer_that_reads_nothing_does_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vgpud.remote.relay._FLUSH_SECONDS", 0.05)
+
+    async def check() -> None:
+        (_, writer), peer = await _pair()
+        with peer:
+            writer.write(bytes(16 << 20))
+            await finish(writer)
+            peer.settimeout(300)
+            with peer.makefile("rb") as lines:
+                read = await asyncio.to_thread(lines.read)
+            assert len(read) < 16 << 20  # the rest was dropped
+
+    asyncio.run(check())

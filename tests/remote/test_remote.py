@@ -79,6 +79,15 @@ def test_a_remote_program_that_ends_its_side_of_a_connection_gets_the_whole_answ
     assert said == "1000001\n", errors + short.log.read_text()
 
 
+def test_a_remote_program_that_cannot_be_started_has_the_exit_code_of_a_shell_and_leaves_no_slice(
+    short: RemoteNode,
+) -> None:
+    client = short.client(short.grant(), "--memory", "1GiB", command=["/no/program"])
+    assert "vgpuctl: cannot run '/no/program': no such file or directory (E103)" in ended(client)
+    assert client.returncode == 127
+    until(lambda: not short.held())
+
+
 def test_a_signal_to_the_client_reaches_the_program_and_is_the_exit_code(short: RemoteNode) -> None:
     client = opened(short, short.grant(), "--memory", "1GiB")
     client.send_signal(signal.SIGTERM)
@@ -142,11 +151,14 @@ def test_the_files_of_the_client_package_need_only_the_standard_library(
 
 
 def test_a_client_says_what_is_wrong_before_it_connects(remote: RemoteNode) -> None:
-    for token, options, sentence in (
-        ("garbage", (), "what VGPU_REMOTE_TOKEN has is not a token"),
-        ("a.b.c", ("--certificate", "x.pem"), "--key is missing"),
+    none = str(remote.node.folder / "none")
+    for verb, token, options, sentence in (
+        ("status", "garbage", (), "what VGPU_REMOTE_TOKEN has is not a token"),
+        ("status", "a.b.c", ("--certificate", "x.pem"), "--key is missing"),
+        ("status", "a.b.c", ("--token-file", none), f"there is no token: {none}: no such file or directory"),
+        ("run", "a.b.c", (), "no command to run"),
     ):
-        client = remote.client(token, *options, verb="status")
+        client = remote.client(token, *options, verb=verb, command=())
         assert sentence in ended(client)
         assert client.returncode == 2
 
