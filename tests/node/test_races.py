@@ -106,6 +106,24 @@ def test_a_tenant_runs_in_its_room_although_the_ledger_cannot_record_it(
     clock.run(work())
 
 
+def test_a_resumption_ends_a_suspension_that_could_not_be_undone(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, _, away):
+            await w.keeper.resume(away.id, OWNER)
+            w.effectors[Mode.PRELOAD].fail = {"resize"}
+            with pytest.raises(VgpuError, match="resize was told to fail"):
+                await w.keeper.suspend(away.id, OWNER)
+            with pytest.raises(VgpuError, match="resize was told to fail"):
+                await w.keeper.resume(away.id, OWNER)
+            with pytest.raises(VgpuError, match="is suspending") as refused:
+                await w.keeper.suspend(away.id, OWNER)
+            assert f"vgpuctl resume {away.id}" in refused.value.hint
+            w.effectors[Mode.PRELOAD].fail = set()
+            assert (await w.keeper.resume(away.id, OWNER)).state is State.ACTIVE
+
+    clock.run(work())
+
+
 def test_a_resize_waits_for_a_change_that_is_not_recorded_yet(tmp_path: Path) -> None:
     """A pause, and the begin of a suspension: the state of the allocation is still active."""
 

@@ -13,7 +13,7 @@ from functools import partial
 from vgpud import audit
 from vgpud.model.caller import Caller
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Workload
+from vgpud.model.tenancy import Allocation, State, Workload
 from vgpud.node.allocate import AllocationMaker
 from vgpud.node.release import AllocationReleaser
 from vgpud.node.tenants.ancestry import owners_of
@@ -151,8 +151,11 @@ class NodeKeeper:
 
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
         async def resume(held: Allocation) -> Allocation:
-            if held.moves and held.id not in self.changes:  # the move was interrupted
-                await self.moves.recover(held)
+            if held.id not in self.changes:  # its change could be neither finished nor undone
+                if held.moves:
+                    await self.moves.recover(held)
+                elif held.state is State.SUSPENDING:
+                    await self.suspends.recover(held)
             return await self.suspends.resume(self.book.get(held.id))
 
         return await self._change("resume", allocation_id, caller, resume)

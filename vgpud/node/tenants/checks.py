@@ -45,10 +45,13 @@ def settled(allocation: Allocation) -> Allocation:
         )
     if allocation.state in (State.ACTIVE, State.SUSPENDED, State.FAILED):
         return allocation
+    hint = f"try again when 'vgpuctl show {allocation.id}' says that this has ended"
+    if allocation.state is State.SUSPENDING:
+        hint += f"; 'vgpuctl resume {allocation.id}' ends a suspension that was interrupted"
     raise VgpuError(
         ErrorCode.ALLOCATION_BUSY,
         f"allocation {allocation.id} is {allocation.state.value} at this moment",
-        f"try again when 'vgpuctl show {allocation.id}' says that this has ended",
+        hint,
     )
 
 
