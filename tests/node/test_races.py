@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,9 +15,9 @@ from tests import clock
 from tests.conditions import needs
 from tests.fusefile import locked_in_the_kernel
 from tests.node.test_lifetimes import of
-from tests.node.test_move_suspended import OWNER, on_record, sleeping, uuid
+from tests.node.test_move_suspended import NODE, OWNER, Driver, on_record, sleeping, uuid
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
-from vgpud.hardware.suspender import ProcessState
+from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.inject.cdi import spec_path
 from vgpud.inject.specs import Specs
 from vgpud.model.device import Health, Node
@@ -452,6 +452,24 @@ def test_vgpud_starts_although_an_interrupted_resize_cannot_be_finished(tmp_path
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 8 * GIB)
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
+
+    clock.run(work())
+
+
+def test_a_start_waits_a_bounded_time_for_a_tenant_whose_memory_does_not_move(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, _, away):
+            await w.ledger.intent(replace(away, state=State.RESUMING))
+        driver = Driver({process.pid: ProcessState.SAVED for process in away.suspended}, gate=asyncio.Event())
+        async with world(tmp_path, FakeGateway(NODE), cast(Suspender, driver)) as w:
+            w.effectors[Mode.PRELOAD].applied.add(uuid(0))
+            async with asyncio.timeout(60):
+                await recover(w.keeper, await w.ledger.load(), Start(ChildUnits(tmp_path), tmp_path, "boot"))
+            assert w.keeper.book.get(away.id).state is State.RESUMING
+            assert (await w.keeper.allocate(request("other"))).state is State.ACTIVE
+            assert driver.gate is not None
+            driver.gate.set()
+            await clock.until(lambda: w.keeper.book.get(away.id).state is State.ACTIVE)
 
     clock.run(work())
 

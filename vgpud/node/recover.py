@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -30,6 +31,8 @@ from vgpud.units import Units
 
 log = structlog.get_logger(__name__)
 
+# how long a start waits for interrupted changes; systemd waits for 5 minutes (vgpud.service)
+_FINISH_SECONDS = 20.0
 _CHANGING = (Phase.RESIZING, Phase.SUSPENDING, Phase.RESUMING, Phase.MOVING)
 
 
@@ -56,17 +59,31 @@ async def recover(keeper: NodeKeeper, state: LedgerState, start: Start) -> None:
     # The boot id is recorded after the actions, so that the next start notices the reboot if this start
     # is interrupted before it has recorded the id.
     await context.store.set_boot_id(start.boot_id)
+    interrupted = [allocation for allocation in context.book if phase_of(allocation) in _CHANGING]
+    await _within_a_time(keeper, asyncio.gather(*(_finish_change(keeper, one) for one in interrupted)))
     for allocation in tuple(context.book):
-        await _finish_change(keeper, allocation)
-        await keeper.pauses.restore(allocation.id)
+        if allocation.id not in context.changes:
+            await keeper.pauses.restore(allocation.id)
         keeper.releases.lifetimes.watch(allocation.id, allocation.request.lifetime)
+
+
+async def _within_a_time(keeper: NodeKeeper, work: "asyncio.Future[Any]") -> None:
+    """Waits for `work` for a bounded time. It then goes on in the background, because a tenant determines how
+    long its memory takes to move.
+    """
+    await asyncio.wait((work,), timeout=_FINISH_SECONDS)
+    if work.done():
+        work.result()
+        return
+
+    async def wait() -> None:
+        await work
+
+    keeper.spawn(wait())
 
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     """Finishes or undoes an interrupted resize, suspension, resumption or move."""
-    phase = phase_of(allocation)
-    if phase not in _CHANGING:
-        return
     # If the change cannot be finished or undone, its audit line says so. The owner can repeat the change, or
     # release the allocation.
     with (
@@ -74,12 +91,14 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
         audit.because("vgpud was interrupted"),
         audit.change("recover", **audit.of(allocation)),
     ):
+        phase = phase_of(allocation)
         if phase is Phase.MOVING:
             await keeper.moves.recover(allocation)
         elif phase is Phase.RESIZING:
             await keeper.resizes.finish(allocation)
         else:
             await keeper.suspends.recover(allocation)
+    await keeper.pauses.restore(allocation.id)
 
 
 async def agree(keeper: NodeKeeper, start: Start, boot_changed: bool) -> None:

@@ -82,9 +82,11 @@ class Pauses:
 
     async def restore(self, allocation_id: str) -> None:
         """At the start of vgpud: writes the order into the lease again, as the record says."""
-        preload = self._context.preload
-        held = self._context.book.get(allocation_id)
-        if preload is None or not held.has_lease or held.state in (State.FAILED, State.RELEASING):
+        preload, book = self._context.preload, self._context.book
+        if preload is None or allocation_id not in book:
+            return
+        held = book.get(allocation_id)
+        if not held.has_lease or held.state in (State.FAILED, State.RELEASING):
             return
         try:
             if preload.is_pause_ordered(held.id) != held.paused:
