@@ -13,6 +13,7 @@ from tests.cgroups import cgroup  # noqa: F401
 from tests.conditions import needs
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import (
     Allocation,
     Lifetime,
@@ -81,6 +82,7 @@ class Driver:
 
     told: dict[tuple[str, str], int | None] = field(default_factory=dict)
     error: VgpuError | None = None
+    refusal: VgpuError | None = None
 
     def memory_limit(self, uuid: str, group: str) -> int | None:
         if self.error is not None:
@@ -88,6 +90,8 @@ class Driver:
         return self.told.get((uuid, group))
 
     def set_memory_limit(self, uuid: str, group: str, limit_bytes: int | None) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.told[uuid, group] = limit_bytes
 
 
@@ -197,3 +201,24 @@ def test_no_control_group_is_made_for_a_driver_without_memory_walls(
     container.driver.error = VgpuError(ErrorCode.UNSUPPORTED, "this driver does not have it", "")
     container.add("x", part("a", 2))
     assert not container.walls.stands("x") and not (cgroup / "own").exists()
+
+
+@needs("cgroups")
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("refusal", "the driver is busy (E503); libvgpu alone enforces the memory limit"),
+        (
+            "error",
+            "the driver is busy (E503); without it libvgpu or MPS alone enforces memory limits on the device",
+        ),
+    ],
+)
+def test_a_tenant_whose_memory_wall_the_driver_refuses_is_marked_with_the_reason(
+    container: Container, call: str, sentence: str
+) -> None:
+    setattr(container.driver, call, VgpuError(ErrorCode.NVML_FAILED, "the driver is busy", ""))
+    held = container.add("x", part("a", 2))
+    mark = container.walls.refusal(held)
+    assert mark is not None and not container.walls.stands("x")
+    assert (mark.allocation_id, mark.kind, mark.sentence) == ("x", MarkKind.NO_WALL, sentence)

@@ -2,15 +2,18 @@
 simulator's.
 """
 
+import asyncio
 import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conditions import unmet
 from tests.sim import outside
@@ -124,3 +127,23 @@ def guard() -> Path:
     library = build_dir() / "lib" / "libvgpu-guard.so"
     assert library.exists(), "the guard is not built: run ./dev build"
     return library
+
+
+def play(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
+    """Change, door and device of each line of the audit trail. Asserts that every line has a reason."""
+    lines = [line for line in logged if "audit" in line]
+    assert all(line["reason"] for line in lines)
+    return [(line["audit"], line["door"], line.get("device")) for line in lines]

@@ -2,6 +2,7 @@
 device.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -100,3 +101,34 @@ def test_the_number_of_mps_allocations_stays_below_the_drivers_client_limit(clos
     assert closed(1, *many, rules=MpsRules(processes_per_tenant=4)) == (
         "its MPS server takes 48 processes, and 12 tenants may have 4 each"
     )
+
+
+@pytest.mark.parametrize(
+    ("capable", "rules", "features", "why"),
+    [
+        (False, MpsRules(), Features(), "it does not support MPS"),
+        (
+            True,
+            MpsRules(),
+            Features(),
+            "libvgpu-guard.so is missing, so a tenant could run past a dead control",
+        ),
+        (True, MpsRules(exclusive_process=True), Features(), "is missing, or too old to limit memory"),
+        (
+            True,
+            MpsRules(exclusive_process=True, partitions=True),
+            Features(memory_limits=True),
+            "the device has no static SM partitions (branch 590, Ampere)",
+        ),
+    ],
+    ids=["card", "guard", "program", "partitions"],
+)
+def test_a_device_that_mps_cannot_serve_is_refused_with_the_reason(
+    tmp_path: Path, capable: bool, rules: MpsRules, features: Features, why: str
+) -> None:
+    world = MpsWorld(lambda _: (), lambda _: rules, None, None, None)  # type: ignore[arg-type]
+    paths = Paths(tmp_path, tmp_path, tmp_path / "libvgpu.so", tmp_path)
+    mode = MpsMode(None, None, world, paths, None)  # type: ignore[arg-type]
+    mode.features = lambda: features  # type: ignore[method-assign]
+    said = asyncio.run(mode.verify(replace(device(0), mps_capable=capable)))
+    assert said is not None and why in said

@@ -7,17 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.clock import until
 from tests.conditions import needs
-from tests.mps.conftest import UUID, Watched, control_program, sits_silent, watched
+from tests.mps.conftest import UUID, Watched, audits, control_program, play, sits_silent, watched
 from tests.otheruser import as_user
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
@@ -34,13 +33,6 @@ def settings(made: Watched) -> tuple[str, str]:
         made.says("get_default_device_pinned_mem_limit 0"),
         made.says("get_default_active_thread_percentage"),
     )
-
-
-def play(work: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await work()
-
-    asyncio.run(main())
 
 
 def test_a_real_daemon_has_its_limits_before_clients_are_admitted(real: Watched) -> None:
@@ -167,19 +159,6 @@ def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
         finally:
             process.kill()
             process.communicate()
-
-
-@pytest.fixture
-def logged() -> Iterator[list[Any]]:
-    with capture_logs() as lines:
-        yield lines
-
-
-def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
-    """Change, door and device of each line of the audit trail. Asserts that every line has a reason."""
-    lines = [line for line in logged if "audit" in line]
-    assert all(line["reason"] for line in lines)
-    return [(line["audit"], line["door"], line.get("device")) for line in lines]
 
 
 def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(
@@ -327,49 +306,3 @@ def test_refusals_of_the_real_daemon_are_recognised(real: Watched) -> None:
         assert real.says("get_default_client_priority") == "1"
 
     play(work)
-
-
-FAULTY = """#!/bin/sh
-[ "$1" = -f ] && exec sleep 600
-[ "$1" = -v ] && exit 0
-# the commands that it knows: get_server_status set_default_device_pinned_mem_limit
-read verb a b
-case "$verb" in
-get_server_list) cat "$D/servers" ;;
-get_server_status) cat "$D/state" ;;
-shutdown_server) echo "$a $b" >>"$D/ended"; : >"$D/servers" ;;
-get_default_active_thread_percentage) echo 33.3 ;;
-get_default_device_pinned_mem_limit) echo 2G ;;
-get_active_thread_percentage) echo 33.3 ;;
-get_device_pinned_mem_limit) echo 2G ;;
-esac
-"""
-
-
-def test_an_mps_server_in_a_fault_is_reported_and_ended(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
-) -> None:
-    program = short_folder / "control"
-    program.write_text(FAULTY)
-    program.chmod(0o755)
-    monkeypatch.setenv("D", str(short_folder))
-    (short_folder / "servers").write_text("7\n")
-    (short_folder / "state").write_text("ACTIVE\n")
-    made = watched(str(program), short_folder / "r", MpsRules(check_seconds=0.2, hang_seconds=1))
-
-    async def work() -> None:
-        await made.supervisor.up()
-        assert made.notices == []
-        (short_folder / "state").write_text("FAULT\n")
-        await until((short_folder / "ended").exists, "the server was not ended")
-        await until(lambda: len(made.notices) >= 2, "it was not said")
-        assert (short_folder / "ended").read_text() == "7 -f\n"
-        assert [notice.split(" in FAULT")[0] for notice in made.notices] == [
-            "MPS server 7 is",
-            "MPS server 7 stays",
-        ]
-        await until(lambda: audits(logged), "it was not recorded")
-        await made.supervisor.down()
-
-    play(work)
-    assert audits(logged) == [("end MPS server", "vgpud", UUID)]

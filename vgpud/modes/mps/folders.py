@@ -76,8 +76,8 @@ class DeviceFolder:
                 f"the MPS pipe folder {folder} is longer than {_MAX_PATH_BYTES} bytes",
                 "set VGPUD_RUN_DIR to a shorter path",
             )
-        self.close()
         try:
+            self.close()
             _make(self.path.parent, 0o711)
             _make(self.path, 0o700)
             _make(self.pipes, 0o755)
