@@ -8,6 +8,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,7 @@ from vgpud.model.tenancy import Lifetime
 from vgpud.policy.model import HttpSettings, MetricsSettings, Policy
 from vgpud.serve.http import server as http
 from vgpud.serve.http.doors import Doors
+from vgpud.untrusted import Untrusted
 
 
 class Known:
@@ -295,6 +297,38 @@ def test_vgpud_starts_without_an_http_address_that_is_in_use(tmp_path: Path) -> 
 
     with socket.create_server(("127.0.0.1", port)):
         with_doors(tmp_path, policy(page=port), work)
+
+
+def test_a_path_of_metrics_sock_that_is_taken_is_named_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "metrics.sock").mkdir()
+    with pytest.raises(VgpuError) as raised:
+        with_doors(tmp_path, policy(), no_work)
+    assert raised.value.sentence == f"cannot listen on {tmp_path}/metrics.sock: is a directory"
+    assert "VGPUD_RUN_DIR" in raised.value.hint
+
+
+async def no_work(_: Doors) -> None:
+    pass
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_http_server(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [number]
+    accept = Untrusted.accept
+
+    def fails_once(listener: Untrusted) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "")
+        return accept(listener)
+
+    async def work(_: Doors) -> None:
+        assert status(await say(get("/metrics"), path=tmp_path / "metrics.sock")) == 200
+        assert not failures
+
+    monkeypatch.setattr(Untrusted, "accept", fails_once)
+    with_doors(tmp_path, policy(), work)
 
 
 HEADS = (

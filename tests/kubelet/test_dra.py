@@ -4,7 +4,7 @@ versions of the API.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from tests.clock import until
 from tests.kubelet.cluster import DRIVER, Cluster, HttpCluster, refusal
@@ -558,6 +559,55 @@ def test_removed_dra_sockets_are_created_again(short: Path) -> None:
             Path(first.endpoint).unlink()
             await dra.until(lambda: Path(first.endpoint).exists() and dra.registrar.exists())
             await dra.register()
+
+    run(story())
+
+
+def test_a_dra_plugin_that_cannot_start_or_is_rejected_is_logged_and_starts_when_it_can(short: Path) -> None:
+    async def story() -> None:
+        plugins = short / "k" / "plugins"
+        plugins.parent.mkdir(parents=True)
+        plugins.touch()
+        with capture_logs() as lines:
+            async with dra_in(short) as dra:
+                await dra.until(lambda: whys(lines, "dra_plugin_not_started"))
+                plugins.unlink()
+                await dra.register()
+                await call(
+                    dra.registrar,
+                    "pluginregistration.Registration/NotifyRegistrationStatus",
+                    registration.RegistrationStatus(error="no such version"),
+                    registration.RegistrationStatusResponse,
+                )
+        (why,) = whys(lines, "dra_plugin_not_started")
+        assert f"cannot make {plugins}/{DRIVER}: Not a directory" in why
+        assert whys(lines, "kubelet_rejected_dra_driver") == ["no such version"]
+
+    run(story())
+
+
+def whys(lines: Iterable[Any], event: str) -> list[str]:
+    return [line["why"] for line in lines if line["event"] == event]
+
+
+def test_a_claim_status_that_the_cluster_refuses_is_written_by_a_later_check(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            write, refused = dra.cluster.replace_claim_status, [refusal(409, "conflict")]
+
+            async def conflicts(body: dict[str, Any]) -> dict[str, Any]:
+                if refused:
+                    raise refused.pop()
+                return await write(body)
+
+            dra.cluster.replace_claim_status = conflicts  # type: ignore[method-assign]
+            with capture_logs() as lines:
+                assert not (await dra.prepare(claim)).error
+                await dra.until(lambda: told(dra, "a"))
+            assert len(whys(lines, "claim_status_not_written")) == 1
 
     run(story())
 

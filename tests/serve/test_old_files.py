@@ -1,14 +1,18 @@
 """State files of earlier versions, and the tables of the ledger into which vgpud moves their values."""
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from vgpud.ledger import Ledger, RowTable
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.dra.prepared import Answer, Prepared, PreparedClaims
 from vgpud.serve.kubelet.holds import Hold, Holds
 from vgpud.serve.old_files import take_over
@@ -92,6 +96,36 @@ def test_an_old_state_file_of_another_version_or_shape_is_kept_under_another_nam
     assert [line["event"] for line in lines] == ["old_state_file_ignored"]
     assert (tmp_path / "kubelet.unread").read_text() == text
     assert not (tmp_path / "kubelet.json").exists()
+
+
+def test_an_old_state_file_that_can_be_neither_read_nor_renamed_is_logged(tmp_path: Path) -> None:
+    (tmp_path / "kubelet.json").write_text("half writ")
+    (tmp_path / "kubelet.unread").mkdir()
+    (tmp_path / "containers.json").write_text('{"version": 1, "inits": {"r": 7}}')
+    with capture_logs() as lines:
+        with_ledger(tmp_path, lambda ledger: taken_over(ledger, tmp_path))
+    assert [line["event"] for line in lines] == ["old_state_file_ignored"] * 2
+    assert "it cannot be kept: Is a directory" in lines[0]["why"]
+    assert lines[1]["key"] == "inits"
+    assert (tmp_path / "kubelet.json").exists()
+
+
+def test_an_old_state_file_that_cannot_be_deleted_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a later start would take its values over again."""
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    async def work(ledger: Ledger) -> None:
+        monkeypatch.setattr(Path, "unlink", denied)
+        await taken_over(ledger, tmp_path)
+
+    (tmp_path / "kubelet.json").write_text(json.dumps(HOLDS))
+    with pytest.raises(VgpuError, match="the file cannot be deleted: Permission denied") as raised:
+        with_ledger(tmp_path, work)
+    assert raised.value.code is ErrorCode.LEDGER_FAILED
 
 
 @pytest.mark.parametrize("bad", ['{"request_id": "bad", "resource": 7}', "7", "half writ"])

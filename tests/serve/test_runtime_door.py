@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -427,6 +428,29 @@ def test_a_malformed_message_to_runtime_sock_is_refused(tmp_path: Path, head: by
         assert made.containers.started == []
 
     run(tmp_path, scene)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED])
+def test_a_connection_that_cannot_be_accepted_does_not_close_runtime_sock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [number]
+    accept = Untrusted.accept
+
+    def fails_once(listener: Untrusted) -> Any:
+        if failures:
+            raise OSError(failures.pop(), os.strerror(number))
+        return accept(listener)
+
+    async def scene(made: World) -> None:
+        assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+        assert not failures
+
+    monkeypatch.setattr(Untrusted, "accept", fails_once)
+    with capture_logs() as lines:
+        run(tmp_path, scene)
+    failed = [line["why"] for line in lines if line["event"] == "container_runtime_connection_not_accepted"]
+    assert failed == (["Too many open files"] if number == errno.EMFILE else [])
 
 
 @needs("root")

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,6 +102,24 @@ def test_a_second_daemon_in_the_same_folder_is_refused(run_dir: Path) -> None:
     assert caught.value.code is ErrorCode.BAD_SETTING and "another daemon runs" in caught.value.sentence
     os.close(held)
     os.close(claim(run_dir))
+
+
+@pytest.mark.parametrize(
+    ("taken", "make", "sentence"),
+    [
+        ("private/lock", claim, "cannot lock RUN/private/lock: Is a directory"),
+        ("vgpud.sock", opened, "cannot listen on RUN/vgpud.sock: Is a directory"),
+    ],
+)
+def test_a_path_in_the_run_folder_that_is_taken_is_named(
+    run_dir: Path, taken: str, make: Callable[[Path], object], sentence: str
+) -> None:
+    private_folder(run_dir)
+    (run_dir / taken).mkdir()
+    with pytest.raises(VgpuError) as caught:
+        make(run_dir)
+    assert caught.value.sentence == sentence.replace("RUN", str(run_dir))
+    assert "VGPUD_RUN_DIR" in caught.value.hint
 
 
 def test_callers_of_a_daemon_that_does_not_start_are_disconnected(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import pwd
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -114,7 +114,8 @@ class Doors:
             hidden.rename(self._run_dir / SOCKET_NAME)
         except OSError as error:
             one.close()
-            raise _cannot(str(self._run_dir / SOCKET_NAME), error) from None
+            hint = "check the rights and free space of the run folder (VGPUD_RUN_DIR)"
+            raise replace(_cannot(str(self._run_dir / SOCKET_NAME), error), hint=hint) from None
         self._unix = Server(pages, False, self._identities)
         self._unix.start(one)
         try:
