@@ -1,14 +1,17 @@
 """Checks of `vgpuctl doctor` that read files of the host."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from tests.conditions import needs
 from tests.simnode import ROOT
+from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import checks
 from vgpud.policy.remote import RemoteSettings
 from vgpud.remote.grants import Grants
@@ -132,3 +135,89 @@ def test_doctor_reports_leases_without_file_systems_of_their_own(
 def test_doctor_knows_how_many_file_systems_the_unit_mounts() -> None:
     text = (ROOT / "systemd" / "vgpud.service").read_text()
     assert f"$$(seq 0 {checks.LEASE_MOUNTS - 1})" in text
+
+
+_DRAIN = "vgpuctl drain 3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "sentence", "fix"),
+    [
+        (
+            {"health": "lost", "health_reason": "Xid 79"},
+            checks.FAIL,
+            "it is lost: Xid 79",
+            "nvidia-smi --gpu-reset",
+        ),
+        (
+            {"health": "sick", "health_reason": "rows"},
+            checks.FAIL,
+            "it is sick: rows",
+            f"'{_DRAIN} --move', then",
+        ),
+        (
+            {"health": "sick", "health_reason": "rows", "mode": "mps"},
+            checks.FAIL,
+            "it is sick: rows",
+            f"('vgpuctl ls --device 3') cannot be moved: wait for their end, '{_DRAIN}', then",
+        ),
+        (
+            {"health": "ok", "health_reason": "a row waits"},
+            checks.WARN,
+            "a row waits",
+            "reset it when it is idle",
+        ),
+        (
+            {"health": "ok", "mig": pb.Mig(pending=True)},
+            checks.WARN,
+            "MIG mode becomes on at its next reset",
+            f"drain it ('{_DRAIN}'), then nvidia-smi --gpu-reset -i 3",
+        ),
+        (
+            {"health": "ok", "compute_mode": "prohibited"},
+            checks.WARN,
+            "its compute mode is prohibited, which lets no process use it",
+            "nvidia-smi -i 3 -c DEFAULT",
+        ),
+        ({"health": "ok", "drained": True}, checks.OK, "H200, idle, drained", ""),
+    ],
+    ids=["lost", "sick", "sick in mps", "row", "mig", "prohibited", "drained"],
+)
+def test_doctor_says_what_to_do_with_a_device(
+    fields: dict[str, Any], state: str, sentence: str, fix: str
+) -> None:
+    (found,) = checks.devices([pb.Device(index=3, name="H200", **fields)])
+    assert (found.state, found.sentence) == (state, sentence)
+    assert fix in found.fix
+
+
+def test_doctor_says_what_the_host_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: int) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    uname, room = os.uname(), os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*uname[:2], "4.18.0-553.el8", *uname[3:])))
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((room[0], 2**20, 9, 9, 63, *room[5:])))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", list)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(checks, "SYSTEMD", tmp_path)
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho failed\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    host = checks.Host.of(os.environ)._replace(run_dir=tmp_path, state_dir=tmp_path / "none", group="root")
+    kernel, pidfd, _ = checks.kernel()
+    assert (kernel.state, kernel.sentence) == (checks.FAIL, "Linux 4.18.0-553.el8 has no pidfd")
+    assert (pidfd.state, pidfd.sentence) == (checks.FAIL, "pidfd_open fails: operation not permitted")
+    assert next(checks.folders(host)).sentence == f"63 MiB are free in {tmp_path}"
+    assert next(checks.units())[1:] == (
+        checks.FAIL,
+        "vgpud.service is failed",
+        "systemctl start vgpud.service; journalctl -u vgpud.service",
+    )
+    *_, group = checks.sockets(host)
+    assert (group.state, group.sentence) == (checks.WARN, "you are not in group root, so you can only read")
+    *_, group = checks.sockets(host._replace(group="no-such-group"))
+    assert (group.state, group.fix.partition(",")[0]) == (checks.FAIL, "groupadd --system no-such-group")
+    (driver, _) = checks.driver(pb.NodeReply(hardware_error="no NVML", vgpud_version="0"))
+    assert (driver.state, driver.sentence) == (checks.FAIL, "no NVML")
