@@ -10,11 +10,20 @@ import pytest
 from tests.arbiter.conftest import made_card
 from tests.arbiter.test_edges import WAIT_S
 from tests.e2e.support import eventually
-from tests.native.harness import BUILD, LIBVGPU, TEST_BUILD
+from tests.native.harness import BUILD, DRIVER, LIBVGPU, TEST_BUILD, Tenant
 from tests.native.test_api import sanitized
 from vgpud.lease import DeviceLimits, LeaseMemory, SharePolicy, read_activity, update_limits
 
 FAMILIES = 10
+OUT_OF_MEMORY, INVALID_DEVICE = "2", "101"
+CREATIONS = (
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxCreate",
+    "cuCtxCreate_v2",
+    "cuCtxCreate_v3",
+    "cuCtxCreate_v4",
+    "cuGreenCtxCreate",
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +70,23 @@ def test_after_any_failure_all_that_the_driver_holds_is_charged_and_the_process_
         for count in counts:
             family, calls, _, pages = count.split()
             assert int(calls) >= 8 and int(pages) >= 1, family
+
+
+@pytest.mark.parametrize("flavour", ["shipped", "sanitized"])
+def test_every_wrapped_call_returns_the_error_of_the_driver_for_any_arguments(
+    tmp_path: Path, lease: Path, flavour: str
+) -> None:
+    """For null pointers and for zeros, but where libvgpu refuses first: pitched memory beyond the limit, and
+    a device that does not exist.
+    """
+    driver = tmp_path / "driver.so"
+    driver.symlink_to(DRIVER / "libcuda.so.1")
+    tenant = Tenant(lease, sanitized() if flavour == "sanitized" else (LIBVGPU,))
+    path = f"{TEST_BUILD / 'failing'}:{DRIVER}"
+    done = tenant.run(TEST_BUILD / "every-call", "failing", LD_LIBRARY_PATH=path, FAILING_DRIVER=str(driver))
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert refused == {
+        **dict.fromkeys(("cuMemAllocPitch zeros", "cuMemAllocPitch_v2 zeros"), OUT_OF_MEMORY),
+        **dict.fromkeys((f"{call} zeros" for call in CREATIONS), INVALID_DEVICE),
+    }

@@ -20,6 +20,8 @@ typedef long word;
 
 static __thread enum fail_kind chosen;
 static __thread int countdown; /* calls of this thread until one fails; 0: none fails */
+static __thread bool each;     /* each call of `only` fails */
+static __thread const char *only;
 static __thread const char *failed;
 static uintptr_t start, end; /* libvgpu's code and data */
 
@@ -46,7 +48,8 @@ static void *found(void **function, const char *name)
 
 static bool fails(enum fail_kind kind, const char *name)
 {
-    if (countdown == 0 || kind != chosen || --countdown > 0)
+    bool now = kind == FAIL_CALL && each && (only == NULL || strcmp(only, name) == 0);
+    if (!now && (countdown == 0 || kind != chosen || --countdown > 0))
         return false;
     failed = name;
     return true;
@@ -73,8 +76,15 @@ API void fail_next(enum fail_kind kind, int call)
     failed = NULL;
 }
 
+API void fail_each(const char *function)
+{
+    each = true;
+    only = function;
+}
+
 API const char *fail_ended(void)
 {
+    each = false;
     countdown = 0;
     return failed;
 }

@@ -11,6 +11,8 @@ enum fail_kind { FAIL_CALL, FAIL_MEMORY };
 
 /* The n-th call of the driver, or the n-th allocation by libvgpu, that this thread makes from here fails. */
 void fail_next(enum fail_kind kind, int call);
+/* Each call of this function of the driver fails; NULL: of any function. */
+void fail_each(const char *function);
 /* None fails any more. Returns the function that failed, or NULL. */
 const char *fail_ended(void);
 /* Bytes that the driver itself says are free on the current device. */
