@@ -87,17 +87,22 @@ def run(*words: str | Path, check: bool = True, **environment: str) -> subproces
 
 
 def build() -> None:
-    """Builds native/ and the tests' programs with counters, which programs of native/ write at SIGTERM."""
+    """Builds native/ and the tests' programs with counters, which programs of native/ write at SIGTERM, with
+    those of their libraries.
+    """
     cache = (ROOT / "build" / "native" / "CMakeCache.txt").read_text().splitlines()
     given = [f"-D{line}" for line in cache if line.startswith(("VGPU_CUDA_INCLUDE:", "VGPU_NVML_INCLUDE:"))]
-    ended = OUT / "count_at_sigterm.o"
-    run("cc", "-c", "-fPIC", ROOT / "tests" / "native" / "count_at_sigterm.c", "-o", ended)
+    program, library = OUT / "count_at_sigterm.o", OUT / "count_library.o"
+    for made, more in ((program, "-UCOUNT_LIBRARY"), (library, "-DCOUNT_LIBRARY")):
+        source = ROOT / "tests" / "native" / "count_at_sigterm.c"
+        run("cc", "-c", "-fPIC", "-D_GNU_SOURCE", more, source, "-o", made)
     given.append("-DCMAKE_C_FLAGS=--coverage -fprofile-update=atomic -O1")
-    for source, folder, more in (
-        (ROOT / "native", NATIVE, f"-DCMAKE_EXE_LINKER_FLAGS={ended}"),
-        (ROOT / "tests" / "native", NATIVE_TESTS, f"-DVGPU_BUILD={NATIVE}"),
+    ends = f"-DCMAKE_EXE_LINKER_FLAGS={program}", f"-DCMAKE_SHARED_LINKER_FLAGS={library}"
+    for source, folder, options in (
+        (ROOT / "native", NATIVE, ends),
+        (ROOT / "tests" / "native", NATIVE_TESTS, (f"-DVGPU_BUILD={NATIVE}",)),
     ):
-        run("cmake", "-S", source, "-B", folder, "-G", "Ninja", *given, more)
+        run("cmake", "-S", source, "-B", folder, "-G", "Ninja", *given, *options)
         run("cmake", "--build", folder)
     for old in OUT.rglob("*.gcda"):
         old.unlink()

@@ -17,6 +17,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,17 @@ def create(state: Path, profile: str, seed: str = "", driver: str = "") -> Any:
     node = parts.Node(state, parts.find_tree())
     node.create(profile, seed, driver)
     return node
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends a process that may run: vgpu-spin and vgpu-probe by SIGTERM, at which they write their coverage,
+    others, which may block that signal, by SIGKILL.
+    """
+    program = Path(str(process.args[0] if isinstance(process.args, list | tuple) else process.args)).name
+    counts = program.startswith(("vgpu-spin", "vgpu-probe"))
+    for number in (signal.SIGTERM, signal.SIGCONT) if counts else (signal.SIGKILL,):
+        process.send_signal(number)
+    process.communicate()
 
 
 def simulate(state: Path | str, *words: str) -> str:
@@ -150,11 +162,9 @@ class SimNode:
         return process
 
     def stop(self) -> None:
-        """Kills the programs that `start` started."""
+        """Ends the programs that `start` started."""
         for process in self.running:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+            end(process)
         self.running.clear()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.support import eventually
-from tests.simnode import SimNode, build_dir, create
+from tests.simnode import SimNode, build_dir, create, end
 from vgpud import lease_layout as layout
 from vgpud.lease import (
     ArbiterClient,
@@ -127,8 +127,7 @@ class Card:
 
     def end(self) -> None:
         for process in self.processes:
-            process.kill()
-            process.communicate()
+            end(process)
         self.end_arbiter()
 
 

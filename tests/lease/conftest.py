@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant
+from tests.simnode import end
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_lease
 
@@ -68,8 +69,7 @@ class Node:
 
     def end(self) -> None:
         for process in self.processes:
-            process.kill()
-            process.communicate()
+            end(process)
         self.end_arbiter()
 
 
