@@ -474,6 +474,19 @@ def test_a_start_waits_a_bounded_time_for_a_tenant_whose_memory_does_not_move(tm
     clock.run(work())
 
 
+def test_a_stop_waits_a_bounded_time_for_a_tenant_whose_memory_does_not_move(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with asyncio.timeout(60), sleeping(tmp_path) as (w, driver, away):
+            driver.gate = asyncio.Event()
+            resuming = asyncio.ensure_future(w.keeper.resume(away.id, OWNER))
+            await clock.settled()
+            await w.keeper.close()
+            assert resuming.cancelled()
+            assert (await on_record(w)).state is State.SUSPENDED
+
+    clock.run(work())
+
+
 def test_a_release_that_a_start_cannot_finish_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

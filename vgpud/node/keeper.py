@@ -32,6 +32,8 @@ from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 
+_CLOSE_SECONDS = 30.0
+
 
 class NodeKeeper:
     def __init__(self, context: NodeContext) -> None:
@@ -87,11 +89,19 @@ class NodeKeeper:
         return self.allocates.running | self.releases.running | self.changes.running
 
     async def close(self) -> None:
-        """Waits for the allocations, changes and releases that are in progress. Tenants stay as they are."""
+        """Waits for the allocations, changes and releases that are in progress. Tenants stay as they are.
+
+        Changes that last are cancelled, because a tenant determines how long its memory takes to move. The
+        next start finishes or undoes them.
+        """
         await self.context.background.close()
         # a task may have started another task, so the set is built again after each wait
         while under_way := self.allocates.tasks | self.releases.tasks | set(self.changes.tasks):
-            await asyncio.gather(*under_way, return_exceptions=True)
+            ended = asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.wait((ended,), timeout=_CLOSE_SECONDS)
+            if not ended.done():
+                for task in under_way & set(self.changes.tasks):
+                    task.cancel()
         self.releases.lifetimes.close()
         self.store.close()
 
