@@ -255,3 +255,25 @@ def test_a_suspended_tenant_of_a_whole_card_moves_to_a_card_in_use_without_chang
             assert refused.value.code is ErrorCode.DEVICE_IN_USE
 
     clock.run(work())
+
+
+def test_a_drain_moves_a_suspended_whole_card_only_to_a_device_where_it_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path, isolation=Isolation.DEVICE, memory_bytes=None) as (w, _, away):
+            (here,) = devices_of(away)
+            others = [
+                await w.keeper.allocate(request(f"r{n}", isolation=Isolation.DEVICE, memory_bytes=None))
+                for n in range(3)
+            ]
+            drained = await w.keeper.relocations.evacuate(here, ROOT)
+            ((name, why),) = drained.staying
+            assert (name, devices_of(w.keeper.book.get(name))) == (away.id, (here,))
+            assert why.endswith("needs the whole device"), "no hint to name another device"
+            await w.keeper.release(others[1].id, ROOT, force=True)
+            (moved,) = (await w.keeper.relocations.evacuate(here, ROOT)).moved
+            assert moved.target == others[1].slices[0].device_uuid
+            await w.keeper.resume(away.id, OWNER)
+
+    clock.run(work())

@@ -119,7 +119,8 @@ class Relocations:
         for target in open_:
             to = _instead(allocation, device_uuid, target)
             try:
-                self._moves.plan(allocation, to)
+                # a whole card that another tenant holds has no room until that tenant leaves it
+                self._moves.plan(_awake(allocation) if _is_whole_card(allocation) else allocation, to)
             except VgpuError as error:
                 refusals.append(error)
                 continue
@@ -139,7 +140,7 @@ class Relocations:
 
     def _has_room(self, away: Allocation, device_uuid: str, target: str) -> bool:
         try:
-            self._moves.plan(replace(away, state=State.ACTIVE), _instead(away, device_uuid, target))
+            self._moves.plan(_awake(away), _instead(away, device_uuid, target))
         except VgpuError:
             return False
         return True
@@ -266,6 +267,15 @@ def _first_to_leave(allocation: Allocation) -> tuple[bool, int, str]:
     return is_away(allocation), -sum(part.memory_bytes for part in allocation.slices), allocation.id
 
 
+def _awake(allocation: Allocation) -> Allocation:
+    """Returns the allocation as it would be if it were resumed."""
+    return replace(allocation, state=State.ACTIVE)
+
+
+def _is_whole_card(allocation: Allocation) -> bool:
+    return any(part.mode is Mode.EXCLUSIVE for part in allocation.slices)
+
+
 def _instead(allocation: Allocation, device_uuid: str, target: str) -> list[str]:
     """Returns the devices of the allocation, with `target` in place of `device_uuid`."""
     return [target if uuid == device_uuid else uuid for uuid in devices_of(allocation)]
@@ -278,12 +288,12 @@ def _told(allocation: Allocation, source: str, target: str) -> TenantMove:
 
 def _nowhere(refusals: list[VgpuError]) -> VgpuError:
     """The most useful of the refusals: one from a device of the same model that has no room, if there
-    is one.
+    is one. Its hint to name another device is left out, because all devices have refused.
     """
     if not refusals:
         return VgpuError(ErrorCode.NO_CAPACITY, "this node has no other device", "see 'vgpuctl devices'")
     full = [error for error in refusals if error.code is ErrorCode.NO_CAPACITY]
-    return (full or refusals)[0]
+    return replace((full or refusals)[0], hint="")
 
 
 def _why_it_stays(error: VgpuError) -> str:
