@@ -142,8 +142,12 @@ class NodeKeeper:
     ) -> Allocation:
         """Changes the limits of a running tenant. All slices get the same limits."""
         wanted = {"memory_bytes": memory_bytes, "share": None if share is None else str(share)}
-        work = partial(self.resizes.resize, memory_bytes=memory_bytes, share=share)
-        return await self._change("resize", allocation_id, caller, work, **wanted)
+
+        async def resize(held: Allocation) -> Allocation:
+            self.bypasses.resizing(held)
+            return await self.resizes.resize(held, memory_bytes, share)
+
+        return await self._change("resize", allocation_id, caller, resize, **wanted)
 
     async def pause(self, allocation_id: str, caller: Caller) -> Allocation:
         """Pauses a tenant: its processes get no compute time. Its memory stays on the devices."""

@@ -90,6 +90,15 @@ class Bypasses:
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
 
+    def resizing(self, allocation: Allocation) -> None:
+        """Called before a resize. The first survey of a new allocation may come after it: a limit that was
+        lowered below the tenant's use must not count as the tenant's first limit.
+        """
+        if allocation.id in self._older or not _is_watched(allocation):
+            return
+        for place, part in zip(_places(allocation), allocation.slices, strict=True):
+            self._watched.setdefault(place, Watched(part.memory_bytes, part.memory_bytes))
+
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
         """The marks of the allocation. The mark of a missing memory wall is not recorded: each call makes
         this mark anew.
