@@ -265,6 +265,15 @@ def test_with_a_fixed_layout_only_its_compute_instances_are_allocated() -> None:
     assert ask(request("3g.71gb"), device, pools={"GPU-0": pool}).refusal is not None
 
 
+def test_an_idle_instance_is_said_to_stand_only_if_it_need_not_be_made() -> None:
+    device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES))
+    planned = ask(request("3g.71gb"), device, pools={"GPU-0": Pool(layout=frozenset([HALF]))})
+    assert planned.reasons[0].sentence.endswith("at memory slice 4, where the layout has one")
+    standing = replace(device, mig=replace(device.mig, instances=(GpuInstance(1, *HALF, ()),)))
+    found = ask(request("3g.71gb"), standing, pools={"GPU-0": Pool(own=frozenset([HALF]))})
+    assert found.reasons[0].sentence.endswith("at memory slice 4, where an idle one stands")
+
+
 # --- layouts in words
 
 

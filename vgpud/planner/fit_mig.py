@@ -113,7 +113,7 @@ def find_instance(
         found = (_at(seat, geometry, stock, offer, start) for offer in serving)
         return next((choice for choice in found if choice is not None), None)
     for offer in serving:
-        choice = _ready(geometry, stock, offer) or _new(seat, geometry, stock, offer)
+        choice = _ready(seat, geometry, stock, offer) or _new(seat, geometry, stock, offer)
         if choice is not None:
             return choice
     for offer in serving:
@@ -143,8 +143,8 @@ def _find_part(
     return choice._replace(offer=offer, how=f"{choice.how}, the first of its GPU instance", part=place)
 
 
-def _ready(geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
-    """An existing idle instance, which needs no change on the card."""
+def _ready(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
+    """An idle instance, or one of the layout that is still to be made."""
     if not stock.ready:
         return None
     keys = [key for key in geometry.keys(stock.ready) if key[0] == offer.profile.id]
@@ -152,7 +152,9 @@ def _ready(geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
         return None
     left = geometry.free(stock.layout)
     place = Place(keys[0][1], 0, left.bit_count(), 0, geometry.worth(left))
-    return Choice(offer, place, "where an idle one stands")
+    # an instance of the layout may still have to be made, for example after a reset of the device
+    in_layout = keys[0] in (seat.pool.layout or ())
+    return Choice(offer, place, "where the layout has one" if in_layout else "where an idle one stands")
 
 
 def _new(seat: Seat, geometry: MigGeometry, stock: Stock, offer: Offer) -> Choice | None:
