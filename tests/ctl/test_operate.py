@@ -144,6 +144,8 @@ def test_vgpuctl_why_names_full_memory_and_the_causes_of_refused_memory() -> Non
     assert "memory was refused 1 time because device 0 itself was full" in said
     assert "compute on device 0: 25% of the time, in turns" in said
     assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
+    above = sentences(held(part), pb.SliceMeter(memory_used_bytes=6 * GIB))
+    assert "memory on device 0: 6GiB of 4GiB, it holds more than its lowered limit" in above
 
 
 def test_vgpuctl_why_names_the_causes_that_slow_a_tenants_compute() -> None:

@@ -268,6 +268,32 @@ def test_an_error_is_printed_as_a_document_with_output_json(main: Ctl, daemon: D
     assert "(E301)" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-o json alloc --memory 4G",
+        "alloc --memory 4G --output=json",
+        "alloc --count many -qo json",
+        "-ojson nonsense",
+        "devices -o json --nonsense",
+    ],
+)
+def test_a_refused_command_line_is_printed_as_a_document_with_output_json(main: Ctl, line: str) -> None:
+    done = main(*line.split())
+    error = json.loads(done.stdout)
+    assert (error["kind"], error["exitCode"]) == ("Error", done.returncode)
+    assert error["sentence"] in done.stderr
+
+
+@pytest.mark.parametrize("line", ["alloc --memory 4G -o", "alloc -o nonsense", "run --memory 4G x -o json"])
+def test_a_refused_command_line_without_output_json_prints_nothing_on_standard_output(
+    main: Ctl, line: str
+) -> None:
+    done = main(*line.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("vgpuctl: ")
+
+
 def test_an_absent_daemon_is_reported_with_a_hint(main: Ctl, daemon: Daemon) -> None:
     daemon.stop()
     done = main("ls")
@@ -466,9 +492,13 @@ def test_a_device_is_named_by_the_first_characters_of_its_uuid(main: Ctl, daemon
     )
 
 
-def test_an_error_about_a_node_with_one_device_counts_it_in_the_singular(main: Ctl, daemon: Daemon) -> None:
+def test_an_error_about_a_missing_device_says_what_the_node_has(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListDevices"] = pb.ListDevicesReply(devices=canned.devices().devices[:1])
-    assert "'7' names none of the 1 device of this node (E" in main("drain", "7").stderr
+    assert "'GPU-x' names none of the 1 device of this node (E" in main("drain", "GPU-x").stderr
+    for line in ("drain 7", "move x --to 7"):
+        said = main(*line.split()).stderr
+        # as vgpud words it for `alloc --device 7`
+        assert said == "vgpuctl: no device has index 7 (E302)\nhint: the node has 0; see 'vgpuctl devices'\n"
 
 
 def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemon) -> None:

@@ -21,6 +21,14 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
     known = tuple(devices)
     if named.isascii() and named.isdigit():
         found = [device.uuid for device in known if device.index == int(named)]
+        if not found and known:
+            there = ", ".join(str(device.index) for device in known)
+            # the words of planner/select.py, which finds devices for requests
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"no device has index {int(named)}",
+                f"the node has {there}; see 'vgpuctl devices'",
+            )
     else:
         found = [device.uuid for device in known if device.uuid == named] or [
             device.uuid for device in known if named and device.uuid.startswith(named)

@@ -9,7 +9,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, cast
 
-from vgpud.ctl.parse import parse
+from vgpud.ctl.parse import output_options, parse
 
 if TYPE_CHECKING:
     from vgpud.ctl.terminal import Terminal
@@ -84,7 +84,7 @@ def _run(argv: Sequence[str]) -> int:
     except OSError:  # help could not be written to standard output
         raise
     except Exception as error:
-        return _report(error, Terminal(quiet=_is_quiet(argv)))
+        return _report(error, Terminal.of(output_options(argv)))
 
     terminal = Terminal.of(arguments, verb.streams)
     try:
@@ -101,14 +101,6 @@ def _run(argv: Sequence[str]) -> int:
     except Exception as error:
         # An unexpected exception is printed as a numbered error with one sentence, in place of a traceback.
         return _report(error, terminal)
-
-
-def _is_quiet(argv: Sequence[str]) -> bool:
-    """Looks for --quiet in a command line that could not be parsed. Words after "--" belong to the command
-    that vgpuctl runs.
-    """
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    return "-q" in own or "--quiet" in own
 
 
 def _function(verb: "Verb") -> "Callable[[Namespace, Terminal], int]":

@@ -4,6 +4,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from vgpud.ctl import arguments as kinds
@@ -139,6 +140,22 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
         choice = f"use one of {', '.join(verb.outputs)}" if len(verb.outputs) > 1 else "leave -o out"
         raise bad_usage(f"{prog} has no output format {namespace.output!r}", choice)
     return verb, namespace
+
+
+def output_options(argv: Sequence[str]) -> argparse.Namespace:
+    """The global options of a command line that `parse` refuses, as far as they say how to print the refusal:
+    -o, -q and -v. With a verb that runs a command, -o may be the command's and is left out.
+    """
+    namespace = argparse.Namespace(**DEFAULTS)
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for flags, options in EVERYWHERE:
+        if flags[0] in ("-o", "-q", "-v"):
+            parser.add_argument(*flags, **options)
+    head, _ = _split(argv)
+    with suppress(Exception):  # -o has no value
+        parser.parse_known_args(head, namespace)
+    namespace.output = "table" if "run" in head or namespace.output is None else namespace.output
+    return namespace
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

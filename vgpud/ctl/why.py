@@ -182,8 +182,12 @@ def _memory(part: pb.Slice, meter: pb.SliceMeter | None, name: str) -> Iterator[
         yield f"memory on {name}: at most {limit}"
         return
     used = words.memory(meter.memory_used_bytes)
-    full = meter.memory_used_bytes >= _NEARLY_FULL * part.memory_bytes
-    advice = ", it is full: give it more with 'vgpuctl resize', or use less" if full else ""
+    state = ""
+    if meter.memory_used_bytes > part.memory_bytes:
+        state = "it holds more than its lowered limit and gets no more"
+    elif meter.memory_used_bytes >= _NEARLY_FULL * part.memory_bytes:
+        state = "it is full"
+    advice = f", {state}: give it more with 'vgpuctl resize', or use less" if state else ""
     yield f"memory on {name}: {used} of {limit}{advice}"
     if meter.refusals_limit:
         times = counted(meter.refusals_limit, "time")
