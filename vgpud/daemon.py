@@ -75,7 +75,7 @@ from vgpud.serve.peers import Identities
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket, send_away
-from vgpud.settings import Settings, load_settings
+from vgpud.settings import Settings, load_settings, misspelt
 from vgpud.units import Units, choose_units
 from vgpud.untrusted import Untrusted, renew_ended_keeper
 
@@ -508,6 +508,7 @@ def main() -> int:
         settings = load_settings()
         Untrusted.program = settings.arbiter
         logs.configure(settings.level)
+        sys.stderr.writelines(f"vgpud: warning: {line}\n" for line in misspelt(os.environ))
         if arguments.check:
             digest = load(settings.policy_paths()).digest
             sys.stdout.write(f"settings and policy are valid, digest {digest[:8]}\n")
@@ -550,7 +551,10 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def complain(error: VgpuError) -> None:
-    lines = [f"vgpud: {error}", *(f"  {line}" for line in error.details)]
+    is_said = len(error.details) == 1 and (
+        error.sentence in error.details[0] or error.details[0] in error.sentence
+    )
+    lines = [f"vgpud: {error}", *(f"  {line}" for line in error.details if not is_said)]
     if error.hint:
         lines.append(f"hint: {error.hint}")
     sys.stderr.write("\n".join(lines) + "\n")

@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
@@ -14,6 +16,7 @@ from vgpud.policy.layers import PolicyPaths
 _INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
 # the longest path of a socket below the kubelet's root folder
 _KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"
+_NEAR = 0.7  # how similar a misspelt name is to the setting's; the names of other programs are below that
 _SOCKET_BYTES = 107  # maximum length of a socket's path in sockaddr_un (unix(7))
 
 
@@ -102,6 +105,18 @@ class Settings(BaseSettings):
                 "use debug, info, warning or error",
             )
         return number
+
+
+def misspelt(environment: Mapping[str, str]) -> Iterator[str]:
+    """Sentences on variables that are probably misspelt settings. A VGPUD_* variable that resembles no
+    setting is passed over, because other programs have such variables too: VGPUD_SOCKET is vgpuctl's.
+    """
+    for name in sorted(environment):
+        prefix, _, rest = name.upper().partition("VGPUD_")
+        if prefix or not rest or rest.lower() in Settings.model_fields:
+            continue
+        for near in get_close_matches(rest.lower(), Settings.model_fields, n=1, cutoff=_NEAR):
+            yield f"{name} is not a setting of vgpud: did you mean VGPUD_{near.upper()}"
 
 
 def load_settings() -> Settings:

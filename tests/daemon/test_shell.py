@@ -10,7 +10,7 @@ import pytest
 
 from vgpud import logs, sd
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
-from vgpud.settings import load_settings
+from vgpud.settings import load_settings, misspelt
 
 
 def run_daemon(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +57,23 @@ def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, valu
     assert bad.value.code is ErrorCode.BAD_SETTING
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("VGPUD_LOGLEVEL", "VGPUD_LOG_LEVEL"),
+        ("VGPUD_STATEDIR", "VGPUD_STATE_DIR"),
+        ("VGPUD_CONFIG_FILE", "VGPUD_CONFIG"),
+        ("VGPUD_LOG_LEVEL", ""),
+        ("VGPUD_SOCKET", ""),  # vgpuctl's
+        ("VGPUD_SLURM_DIR", ""),  # of the programs for Slurm
+        ("VGPUD_SLURM_ISOLATION", ""),
+    ],
+)
+def test_a_misspelt_setting_causes_a_warning_with_the_nearest_name(name: str, near: str) -> None:
+    said = [f"{name} is not a setting of vgpud: did you mean {near}"] if near else []
+    assert list(misspelt({name: "x", "PATH": "/bin"})) == said
+
+
 def test_a_bad_log_level_is_a_configuration_error() -> None:
     done = run_daemon("--check", VGPUD_LOG_LEVEL="loud")
     assert done.returncode == Exit.CONFIG
@@ -68,10 +85,12 @@ def test_the_daemons_option_check_reads_the_policy_and_starts_nothing(tmp_path: 
     good.write_text("version = 1\n")
     bad.write_text("version = 1\n[planer]\nstrategy = 'pack'\n")
     run = {"VGPUD_RUN_DIR": str(tmp_path / "run"), "VGPUD_STATE_DIR": str(tmp_path / "state")}
-    assert run_daemon("--check", VGPUD_CONFIG=str(good), **run).returncode == 0
+    accepted = run_daemon("--check", VGPUD_CONFIG=str(good), VGPUD_LOGLEVEL="debug", **run)
+    assert accepted.returncode == 0
+    assert "warning: VGPUD_LOGLEVEL is not a setting" in accepted.stderr
     refused = run_daemon("--check", VGPUD_CONFIG=str(bad), **run)
     assert refused.returncode == Exit.CONFIG
-    assert f"{bad}:2" in refused.stderr
+    assert refused.stderr.count(f"{bad}:2") == 1
     assert "planner" in refused.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.toml", "good.toml"]
 

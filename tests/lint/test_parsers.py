@@ -46,6 +46,7 @@ WHERE = {
     "vgpud/serve/kubelet/plugin.py": OWN,
     "vgpud/serve/kubelet/wire.py": OWN,
     "vgpud/serve/old_files.py": OWN,
+    "vgpud/settings.py": OWN,  # the names in vgpud's environment, before the event loop runs
 }
 
 
