@@ -278,19 +278,23 @@ class Bypasses:
     ) -> None:
         if place not in survey.least or place not in self._watched:
             return
-        excess = survey.least[place]
-        self._watched[place], verdict = judge(self._watched[place], excess, clock.now())
+        excess, before = survey.least[place], self._watched[place]
+        self._watched[place], verdict = judge(before, excess, clock.now())
+        is_recorded = True
         if verdict is Verdict.MARK:
             sentence = sentence_of(excess, part.memory_bytes)
-            await self._mark(allocation, MarkKind.BYPASSED, part.device_uuid, excess, sentence)
+            is_recorded = await self._mark(allocation, MarkKind.BYPASSED, part.device_uuid, excess, sentence)
         if verdict in (Verdict.MARK, Verdict.STAYS):
             await self._stop_if_ruled(preload, allocation, (part,), survey)
         if verdict is Verdict.CLEAR:
-            await self._clear(allocation)
+            is_recorded = await self._clear(allocation)
+        if not is_recorded:
+            self._watched[place] = before  # the next survey gives the same verdict and tries again
 
     async def _mark(
         self, allocation: Allocation, kind: MarkKind, subject: str, amount: int, sentence: str
-    ) -> None:
+    ) -> bool:
+        """Marks the allocation. Returns False, and marks nothing, if the mark cannot be recorded."""
         mark = Mark(allocation.id, kind, subject, amount, sentence, time.time_ns())
         try:
             await self.context.store.mark(mark, _EVENTS[kind], allocation)
@@ -301,27 +305,30 @@ class Bypasses:
                 mark=kind.value,
                 why=str(error),
             )
-            return
+            return False
         self._marks.setdefault(allocation.id, {})[kind] = mark
         self.context.tally.marked[kind.value] += 1
         audit.automatic("mark", sentence, **audit.of(allocation), mark=kind.value, amount=amount)
+        return True
 
-    async def _clear(self, allocation: Allocation) -> None:
+    async def _clear(self, allocation: Allocation) -> bool:
         if any(one.marked for place, one in self._watched.items() if place[0] == allocation.id):
-            return
-        await self._unmark(allocation, MarkKind.BYPASSED, "all its device memory is counted again")
+            return True
+        return await self._unmark(allocation, MarkKind.BYPASSED, "all its device memory is counted again")
 
-    async def _unmark(self, allocation: Allocation, kind: MarkKind, why: str) -> None:
+    async def _unmark(self, allocation: Allocation, kind: MarkKind, why: str) -> bool:
+        """Removes a mark. Returns False if the removal cannot be recorded; the mark stays then."""
         mark = self._marks.get(allocation.id, {}).get(kind)
         if mark is None:
-            return
+            return True
         try:
             await self.context.store.unmark(mark, allocation, why)
         except VgpuError as error:
             log.error(LogEvent.ALLOCATION_MARK_NOT_REMOVED, allocation=allocation.id, why=str(error))
-            return
+            return False
         self._marks.get(allocation.id, {}).pop(kind, None)
         audit.automatic("unmark", why, **audit.of(allocation), mark=kind.value)
+        return True
 
     # --- ending a tenant
 
