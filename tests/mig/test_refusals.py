@@ -1,8 +1,10 @@
-"""MIG mode and instances that cannot be changed: the reasons, and what stays on the device and on record."""
+"""MIG mode and instances that cannot be changed or requested: the reasons, and what stays on the device."""
 
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +14,9 @@ from vgpud.model.device import DeviceProcess, GpuInstance, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.modes.mig import ORIGINAL_KEY, MigMode
+from vgpud.node.room import Room
 from vgpud.planner.geometry import SlotKey
+from vgpud.policy.model import Policy
 
 HALF: SlotKey = (9, Placement(4, 4))
 OTHER: SlotKey = (9, Placement(0, 4))
@@ -217,3 +221,27 @@ def test_a_resize_of_a_mig_instance_is_refused_with_a_way_out() -> None:
     assert error.code is ErrorCode.UNSUPPORTED
     assert error.sentence == "allocation a holds MIG instances, whose size is fixed"
     assert error.hint == "allocate one of another profile and release this one"
+
+
+@pytest.mark.parametrize(
+    ("layout", "profiles", "found"),
+    [
+        (("3g.71gb@4", "1g.18gb@0"), None, {"3g.71gb": [4], "1g.18gb": [0]}),
+        (("3g.71gb@4", "1g.18gb@0"), ["1g.18gb"], {"1g.18gb": [0]}),
+        (("auto",), ["3g.71gb", "7g.141gb"], {"3g.71gb": [0, 4], "7g.141gb": [0]}),
+    ],
+    ids=["layout", "layout and profiles", "profiles"],
+)
+def test_claims_may_have_the_placements_of_the_layout_or_else_all_of_the_allowed_profiles(
+    layout: tuple[str, ...], profiles: list[str] | None, found: dict[str, list[int]]
+) -> None:
+    rule = {} if profiles is None else {"mig": {"profiles": profiles}}
+    card = Card()
+    node = Node1(card, Disk(), rule)
+    run(node.inventory.refresh())
+    node.apply(*layout)
+    policy = Policy.model_validate({"device": [{"mode": "mig", **rule}]})
+    keeper = SimpleNamespace(mig=node.layouts, policies=SimpleNamespace(policy=policy))
+    room = Room(cast(Any, keeper), node.inventory, node.book)
+    places = room.places(card.snapshot().devices[0])
+    assert {name: sorted(place.start for place in at) for _, name, at in places} == found

@@ -3,6 +3,7 @@
 A script stands in for NVIDIA's control program, and a process that reads for its daemon.
 """
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +21,14 @@ from tests.clock import until
 from tests.conditions import needs
 from tests.lease.conftest import eventually
 from tests.mps.conftest import UUID, Watched, audits, play, watched
+from tests.mps.test_closed import held
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation
+from vgpud.modes.base import Paths
+from vgpud.modes.mps import MpsMode, MpsWorld
 from vgpud.modes.mps.rules import MpsRules
 from vgpud.modes.mps.silent import Peer, cut_silent
+from vgpud.modes.mps.supervisor import Supervisor
 from vgpud.proc import Running, read_stat
 
 CONTROL = """#!/bin/sh
@@ -130,6 +138,26 @@ def test_an_mps_daemon_that_answers_again_is_not_ended(scripted: Watched, short_
         await scripted.supervisor.down()
 
     play(work)
+
+
+def test_a_release_is_not_refused_because_the_mps_daemon_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    async def hangs(_: Supervisor) -> None:
+        raise VgpuError(ErrorCode.HELPER_TIMEOUT, "no answer", "")
+
+    async def drop(_: Allocation) -> None:
+        pass
+
+    going, stays = held("a", 1), held("b", 1)
+    world = MpsWorld(lambda _: (stays,), lambda _: MpsRules(), print, print, None)  # type: ignore[arg-type]
+    leases = SimpleNamespace(walls=SimpleNamespace(drop=drop))
+    paths = Paths(tmp_path, tmp_path, tmp_path / "libvgpu.so", tmp_path)
+    monkeypatch.setattr(Supervisor, "limit", hangs)
+    asyncio.run(MpsMode(None, None, world, paths, leases).detach(going, going.slices[0]))  # type: ignore[arg-type]
+    (line,) = logged
+    assert line["event"] == "mps_limits_not_lowered"
+    assert line["why"] == "no answer (E602); the limits from before the release stay"
 
 
 @pytest.fixture
