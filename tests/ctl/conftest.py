@@ -28,6 +28,10 @@ def daemon() -> Iterator[Daemon]:
         server.stop()
 
 
+#: lets a program that starts with a minimal environment measure its coverage, if the test is measured
+MEASURED = {name: text for name, text in os.environ.items() if name.startswith("COVERAGE_")}
+
+
 def environment(socket: Path | None = None) -> dict[str, str]:
     """A minimal environment, so that variables of the test's caller have no effect."""
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}

@@ -7,18 +7,19 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import prepared
 from tests.ctl import canned
-from tests.ctl.conftest import COMMAND, ROOT, Ctl, Done, environment
+from tests.ctl.conftest import COMMAND, MEASURED, ROOT, Ctl, Done, environment
 from tests.ctl.daemon import Daemon
 from tests.e2e.support import eventually
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.ctl.fail import DETAILS_MATTER
-from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
 
 def test_status_of_a_simulated_node_begins_with_a_warning(main: Ctl, daemon: Daemon) -> None:
@@ -341,7 +342,7 @@ def test_a_closed_pipe_ends_the_output_quietly(daemon: Daemon) -> None:
 def redirected(daemon: Daemon, line: str, redirection: str) -> Done:
     return subprocess.run(
         ("sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *line.split()),
-        env=environment(daemon.socket),
+        env={**environment(daemon.socket), **MEASURED},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -548,3 +549,38 @@ def test_events_are_listed_for_a_time_span(main: Ctl, daemon: Daemon) -> None:
     assert main("events", "--since", "1h", "-o", "name").stdout.split() == ["2"]
     assert main("events", "--since", "3h", "-o", "name").stdout.split() == ["1", "2"]
     assert main("events", "--since", "tomorrow").returncode == 2
+
+
+_SILENT = pb.MpsDaemon(device_index=3, device_uuid="GPU-3", trouble="no answer within 5 s")
+_BUSY = [pb.MpsDaemon(device_uuid=uuid, clients=[pb.MpsClient(pid=7)]) for uuid in ("GPU-1", "GPU-2")]
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "reply", "said", "code"),
+    [
+        ("mig ls", "ListMig", pb.ListMigReply(), "no device of this node can be partitioned by MIG", 0),
+        ("mps ls", "ListMps", pb.ListMpsReply(), "no device is in mode mps", 0),
+        ("mps ls", "ListMps", pb.ListMpsReply(daemons=[_SILENT]), "no answer within 5 s", Exit.DEGRADED),
+        (
+            "mps terminate 7",
+            "ListMps",
+            pb.ListMpsReply(daemons=_BUSY),
+            "process 7 is a client on 2 devices",
+            2,
+        ),
+        (
+            "mps terminate 8",
+            "ListMps",
+            pb.ListMpsReply(daemons=_BUSY),
+            "no MPS client with pid 8 among the 2",
+            6,
+        ),
+    ],
+)
+def test_vgpuctl_says_what_it_does_not_find_of_mig_and_mps(
+    main: Ctl, daemon: Daemon, line: str, method: str, reply: Any, said: str, code: int
+) -> None:
+    daemon.replies[method] = reply
+    done = main(*line.split())
+    assert said in done.stdout + done.stderr
+    assert done.returncode == code
