@@ -15,6 +15,7 @@ from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, run, 
 from tests.planner.cards import h200
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.rows import Row
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import SlotKey
 from vgpud.planner.reconcile import InstancePlace
@@ -117,6 +118,26 @@ def test_a_failed_step_brings_back_the_old_layouts_of_its_device_and_of_those_af
     assert cards.keys() == wanted
     Node1(cards, disk).start()  # type: ignore[arg-type]
     assert cards.keys() == wanted
+
+
+def test_a_layout_that_cannot_be_recorded_for_each_device_is_recorded_and_made_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards, disk = Cards(), Disk()
+    node = Node1(cards, disk)  # type: ignore[arg-type]
+    node.apply(*words_of(STATES[1]))
+    before, rows, put = cards.keys(), sorted(disk.originals), disk.layouts.put
+    failures = [VgpuError(ErrorCode.LEDGER_FAILED, "the disk is full", "")]
+
+    async def fails_once_for_the_second(row: Row) -> None:
+        if row[0] == rows[-1][0] and failures:
+            raise failures.pop()
+        await put(row)
+
+    monkeypatch.setattr(disk.layouts, "put", fails_once_for_the_second)
+    with pytest.raises(VgpuError, match="the disk is full"):
+        node.apply(*words_of(STATES[-1]))
+    assert (cards.keys(), sorted(disk.originals)) == (before, rows)
 
 
 def test_a_device_that_has_left_the_node_ends_no_reconciliation() -> None:

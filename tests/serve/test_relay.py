@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from tests import oldkernel
 from tests.conditions import needs, unmet
@@ -532,3 +533,39 @@ def test_requests_of_two_clients_are_attributed_to_their_own_callers(live: Live)
             with pytest.raises(VgpuError):
                 reader.allocate(pb.AllocateRequest(request_id=f"no{number}"))
     assert [request.id for request in live.keeper.requests] == [str(number) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("full", "why"),
+    [(False, "No such file or directory"), (True, "it does not accept")],
+    ids=["none", "full"],
+)
+def test_a_connection_is_closed_if_the_grpc_server_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool, why: str
+) -> None:
+    monkeypatch.setattr(relay, "_CONNECT_TRIES", 3)
+    inner = tmp_path / "grpc.sock"
+
+    async def main() -> None:
+        made = relay.Relay({Door.READ: listening(tmp_path / "ro.sock")}, inner, tmp_path, ConnectionLimits())
+        made.start()
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.setblocking(False)
+                caller.connect(str(tmp_path / "ro.sock"))
+                assert await asyncio.get_running_loop().sock_recv(caller, 1) == b""
+        assert made.peers.served == 0
+        await made.close()
+
+    with (
+        capture_logs() as lines,
+        socket.socket(socket.AF_UNIX) as server,
+        socket.socket(socket.AF_UNIX) as waits,
+    ):
+        if full:  # a connection that waits fills a backlog of 0
+            server.bind(str(inner))
+            server.listen(0)
+            waits.connect(str(inner))
+        asyncio.run(main())
+    assert [line["why"] for line in lines] == [f"cannot reach the gRPC server: {why}"]
+    assert {path.name for path in tmp_path.iterdir()} == {"ro.sock"} | ({"grpc.sock"} if full else set())
