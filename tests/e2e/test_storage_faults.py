@@ -2,9 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,19 @@ def test_vgpud_refuses_a_broken_ledger_and_leaves_it_unchanged(make_node: NodeMa
     node.start()
     release(node, *states(node))
     shutil.rmtree(node.folder / "state", ignore_errors=True)
+
+
+@pytest.mark.parametrize("row", ["mig_instances VALUES (?, 'x', '')", "mig_layouts VALUES (?, '19@0')"])
+def test_vgpud_refuses_a_ledger_that_names_no_mig_instance(make_node: NodeMaker, row: str) -> None:
+    node = make_node()
+    node.start()
+    with client(node) as calls:
+        uuid = calls.list_devices().devices[0].uuid
+    node.stop()
+    with closing(sqlite3.connect(node.folder / "state" / "ledger.db")) as ledger:
+        ledger.execute(f"INSERT INTO {row}", (uuid,))
+        ledger.commit()
+    refused = start_and_fail(node)
+    assert refused.returncode == 78, refused.stderr
+    assert "E703" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -7,12 +7,14 @@ row for each GPU instance and each compute instance that vgpud made, and one for
 from dataclasses import dataclass
 
 from vgpud.model.device import PlaceKey, Placement
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.rows import Rows
 
 Key = PlaceKey
 Part = tuple[Key, Key]  # The keys of a GPU instance, and of one of its compute instances.
 
 _OFF = "off"
+_SHOWN_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,12 @@ def _write(key: Key) -> str:
 
 
 def _read(text: str) -> Key:
-    profile, _, place = text.partition("@")
-    start, _, size = place.partition(":")
-    return int(profile), Placement(int(start), int(size))
+    try:
+        profile, start, size = map(int, text.replace("@", ":").split(":"))
+    except ValueError:
+        raise VgpuError(
+            ErrorCode.LEDGER_CORRUPT,
+            f"the ledger names a MIG instance {text[:_SHOWN_CHARACTERS]!r}, which is no profile@start:size",
+            "restore the state directory from a backup",
+        ) from None
+    return profile, Placement(start, size)
