@@ -75,6 +75,9 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
                 patched.setattr(w.ledger, "commit", no_room)
                 with pytest.raises(VgpuError, match="disk is full"):
                     await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
+            with pytest.raises(VgpuError, match="is resizing") as refused:
+                await w.keeper.suspend(held.id, ALICE)
+            assert f"vgpuctl resize {held.id}" in refused.value.hint
             again = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
             assert (await w.ledger.load()).allocations[0].state is State.ACTIVE

@@ -10,6 +10,9 @@ from vgpud.model.quantity import counted
 from vgpud.model.tenancy import Allocation, State
 from vgpud.proc import has_ended
 
+# the commands that end a change which could be neither finished nor undone
+_ENDS = {State.SUSPENDING: "resume", State.RESIZING: "resize"}
+
 
 def check_owner(allocation: Allocation, caller: Caller) -> None:
     if not caller.may_touch(allocation.request.owner.uid):
@@ -46,8 +49,8 @@ def settled(allocation: Allocation) -> Allocation:
     if allocation.state in (State.ACTIVE, State.SUSPENDED, State.FAILED):
         return allocation
     hint = f"try again when 'vgpuctl show {allocation.id}' says that this has ended"
-    if allocation.state is State.SUSPENDING:
-        hint += f"; 'vgpuctl resume {allocation.id}' ends a suspension that was interrupted"
+    if (verb := _ENDS.get(allocation.state)) is not None:
+        hint += f"; 'vgpuctl {verb} {allocation.id}' ends a change that was interrupted"
     raise VgpuError(
         ErrorCode.ALLOCATION_BUSY,
         f"allocation {allocation.id} is {allocation.state.value} at this moment",
