@@ -58,6 +58,18 @@ def test_a_mig_layout_is_made_again_after_the_reset_that_a_sick_device_asked_for
     eventually(lambda: standing(node) == BALANCED, "the layout is made again")
 
 
+def test_a_mig_layout_is_made_again_when_a_device_that_was_drained_for_a_reset_is_undrained(
+    node: DemoNode,
+) -> None:
+    node.start()
+    apply(node, "all-balanced")
+    node.ctl("drain", "0")
+    simulate(node, "reset", "0")
+    assert standing(node) == set()
+    node.ctl("undrain", "0")
+    eventually(lambda: standing(node) == BALANCED, "the layout is made again")
+
+
 def test_mig_instances_that_are_in_the_old_and_the_new_layout_stay(node: DemoNode) -> None:
     node.start()
     apply(node, "3g.71gb@4 1g.18gb@0 1g.18gb@1")

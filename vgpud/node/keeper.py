@@ -62,7 +62,7 @@ class NodeKeeper:
         self.policies.changed.append(lambda old, new: self._policy_changed())
         context.executor.left = self._left
         inventory.health_changed = self.sickness.health_changed
-        self.sickness.repaired = self._repaired
+        self.sickness.repaired = self.operations.undrained = self._back_in_service
         inventory.closes = lambda device: self.sickness.on_sick(device) != "report"
         engines.setting = lambda device: context.policy().rule_for(device).settings_preload().engine
         engines.notice = self.notices.notice
@@ -72,8 +72,10 @@ class NodeKeeper:
         if self.mig is not None:
             self.spawn(self.mig.converge())
 
-    def _repaired(self, device_uuid: str) -> None:
-        """Called when a device is well again: a reset has removed the instances of its MIG layout."""
+    def _back_in_service(self, device_uuid: str) -> None:
+        """Called when a device is well again or is undrained: a reset may have removed the instances of its
+        MIG layout.
+        """
         if self.mig is not None:
             self.spawn(self.mig.converge_device(device_uuid))
 

@@ -3,7 +3,7 @@ also says which devices are closed to requests.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vgpud import audit
 from vgpud.model.device import Device
@@ -38,6 +38,7 @@ class Operations:
         self._mps_mode = mps
         self._drains = drains
         self._notices = notices
+        self.undrained: Callable[[str], object] = lambda _: None  # called with a device that is open again
 
     def is_drained(self, device_uuid: str) -> bool:
         return device_uuid in self._drains
@@ -88,6 +89,8 @@ class Operations:
             with audit.change("drain" if drained else "undrain", device=device_uuid):
                 await self._drains.put(device_uuid, drained)
             await self._notices.drained(device, drained)
+            if not drained:
+                self.undrained(device_uuid)
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)
