@@ -550,6 +550,25 @@ def test_a_claim_deleted_by_force_leaves_no_allocation(short: Path) -> None:
     run(story())
 
 
+def test_a_claim_deleted_by_force_is_released_when_its_last_process_has_ended(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            assert not (await dra.prepare(claim)).error
+            dra.world.effectors[Mode.PRELOAD].pids = (1,)
+            del dra.cluster.claims["ns", "a"]
+            with capture_logs() as lines:
+                await dra.until(lambda: whys(lines, "deleted_claim_not_released"))
+            assert dra.held
+            dra.world.effectors[Mode.PRELOAD].pids = ()
+            await dra.until(lambda: not dra.held)
+            assert dra.world.is_empty()
+
+    run(story())
+
+
 def test_removed_dra_sockets_are_created_again(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests import clock
 from tests.node.world import device
@@ -272,3 +273,43 @@ def test_vgpud_starts_without_an_arbiter_that_does_not_start_and_tries_again(tmp
 
     (tmp_path / "leases" / "a").mkdir(parents=True)
     clock.run(start())
+
+
+def test_a_lease_or_a_memory_wall_that_fails_keeps_no_other_tenant_from_the_present_rules(
+    tmp_path: Path,
+) -> None:
+    """Neither a reload of the policy nor a start of vgpud may end at the first tenant that cannot follow."""
+    tenants = (held(), replace(held(), id="b"))
+    paths: Any = SimpleNamespace(run_dir=tmp_path, leases=tmp_path / "leases", libvgpu=tmp_path / "none")
+    world: Any = SimpleNamespace(allocations=lambda: tenants, notice=lambda sentence: None)
+    units: Any = Watched()
+
+    async def refuses(_: Allocation) -> None:
+        raise VgpuError(ErrorCode.NVML_FAILED, "the driver is busy", "")
+
+    walls: Any = SimpleNamespace(keep=refuses)
+    preload = Preload(units, paths, world, walls)
+    for tenant in tenants:
+        (tmp_path / "leases" / tenant.id).mkdir(parents=True)
+    with capture_logs() as lines:
+        clock.run(preload.resume(replace(device(0), uuid="GPU-hard"), held().slices[0]))
+    logged = [(line["event"], line["allocation"]) for line in lines if "allocation" in line]
+    assert logged == [
+        ("policy_rules_not_applied_to_tenant", "a"),
+        ("policy_rules_not_applied_to_tenant", "b"),
+        ("cgroup_device_memory_limit_not_adjusted", "a"),
+        ("cgroup_device_memory_limit_not_adjusted", "b"),
+    ]
+
+
+def test_a_device_needs_libvgpu_and_the_arbiter_for_preload(tmp_path: Path) -> None:
+    paths: Any = SimpleNamespace(
+        run_dir=tmp_path, leases=tmp_path, libvgpu=tmp_path / "lib", arbiter=tmp_path / "arbiter"
+    )
+    none: Any = None
+    preload = Preload(none, paths, none, none)
+    for name in ("lib", "arbiter"):
+        said = asyncio.run(preload.verify(device(0)))
+        assert said == f"{tmp_path / name} is missing, so preload limits cannot be enforced"
+        (tmp_path / name).touch()
+    assert asyncio.run(preload.verify(device(0))) is None
