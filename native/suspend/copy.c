@@ -189,14 +189,18 @@ static CUresult import(int pidfd, int number, CUmemGenericAllocationHandle *hand
     return result;
 }
 
+static void close_end(const struct block *block, unsigned end)
+{
+    unmap(block->bases[end], block->bytes);
+    cuda_copy.release(block->handles[end]);
+}
+
 /* Waits until a block is copied, and releases it. */
 static CUresult finish(struct block *block)
 {
     CUresult result = block->used ? cuda_copy.wait(block->done) : CUDA_SUCCESS;
-    for (unsigned i = 0; i < 2 && block->used; i++) {
-        unmap(block->bases[i], block->bytes);
-        cuda_copy.release(block->handles[i]);
-    }
+    for (unsigned i = 0; i < 2 && block->used; i++)
+        close_end(block, i);
     block->used = false;
     return result;
 }
@@ -208,11 +212,13 @@ static CUresult open_block(int pidfd, const struct vgpu_parked_block *pair, stru
     block->bytes = pair->bytes;
     for (unsigned i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
         result = import(pidfd, numbers[i], &block->handles[i]);
-        if (result != CUDA_SUCCESS)
-            return result;
-        result = map(&block->bases[i], block->bytes, block->handles[i], i, 1);
-        if (result != CUDA_SUCCESS)
-            cuda_copy.release(block->handles[i]);
+        if (result == CUDA_SUCCESS) {
+            result = map(&block->bases[i], block->bytes, block->handles[i], i, 1);
+            if (result != CUDA_SUCCESS)
+                cuda_copy.release(block->handles[i]);
+        }
+        if (result != CUDA_SUCCESS && i == 1)
+            close_end(block, 0);
     }
     return result;
 }

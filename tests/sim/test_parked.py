@@ -4,6 +4,7 @@ import fcntl
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,7 @@ lists = {
     "too many": made(count=4097), "shorter than it says": made(count=2), "no memory": made(start=pipe),
     "no descriptor": made(end=900), "negative": made(start=-1), "too large": made(bytes=8 << 20),
     "not in pages": made(bytes=12345), "nothing": made(bytes=0), "huge": made(bytes=1 << 63),
+    **{f"good {i}": made() for i in range(6)},
 }
 print(json.dumps(lists), flush=True)
 for line in sys.stdin:
@@ -68,6 +70,17 @@ NO_LIST = [
     "answered", "too many", "shorter than it says",
 ]  # fmt: skip
 BAD_LIST = ["no memory", "no descriptor", "negative", "too large", "not in pages", "nothing", "huge"]
+
+
+# of a copy, in their order
+DRIVER_CALLS = (
+    "cuMemImportFromShareableHandle",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemcpyDtoDAsync_v2",
+    "cuEventRecord",
+)
 
 
 class Helper:
@@ -163,3 +176,64 @@ def test_vgpu_suspend_locks_its_tenant_alone(helper: Helper, tmp_path: Path) -> 
     helper.helper.wait()
     with (tmp_path / "lock").open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)
+
+
+def test_vgpu_suspend_refuses_an_order_that_it_cannot_read_and_goes_on(helper: Helper) -> None:
+    pid, ticks = helper.program.pid, start_ticks(helper.program.pid)
+    invalid = ["", "state", f"state x {ticks}", f"state 0 {ticks}", f"state {pid} -1", f"state {pid} 1x"]
+    for words in (
+        "dance",
+        "state 1",
+        "lock",
+        "lock long",
+        "copy",
+        "copy -1",
+        "reach GPU-0",
+        "reach GPU-0 GPU-1",
+        f"restore {helper.uuids[0]}",
+        "restore GPU-0 GPU-1",
+        " ".join(("restore", *helper.uuids * 32)),
+    ):
+        verb, _, rest = words.partition(" ")
+        invalid.append(f"{verb} {pid} {ticks} {rest}")
+    assert helper.helper.stdin is not None
+    for order in invalid:
+        helper.helper.stdin.write(f"{order}\n")
+        helper.helper.stdin.flush()
+        assert helper._line(helper.helper).split()[1] == "CUDA_ERROR_INVALID_VALUE", order
+    assert helper.order("state") == "CUDA_SUCCESS"
+
+
+def test_a_process_that_the_pid_does_not_name_has_ended(helper: Helper) -> None:
+    assert helper.helper.stdin is not None
+    for pid, ticks in ((helper.program.pid, 1), (threading.get_native_id(), 1), (1 << 30, 1)):
+        helper.helper.stdin.write(f"state {pid} {ticks}\n")
+        helper.helper.stdin.flush()
+        assert helper._line(helper.helper) == "-1 ENDED -1"
+
+
+def test_vgpu_suspend_reports_why_it_does_not_start(sim_node: Callable[..., SimNode], tmp_path: Path) -> None:
+    node, program = sim_node("h200x1"), str(BUILD / "bin" / "vgpu-suspend")
+    for words in ([], ["lock"], ["lock", "one"], ["lock", "-1"], ["lock", "1", "2"]):
+        done = node.run([program, *words], check=False)
+        assert done.returncode == 2 and done.stderr.startswith("usage: "), words
+    done = node.run([program, str(tmp_path / "no" / "lock"), "1"], check=False)
+    assert (done.returncode, done.stdout.split(":")[0]) == (1, "error the lock file cannot be taken")
+    done = node.run([program, str(tmp_path / "lock"), "1"], {"LD_LIBRARY_PATH": "/nothing"}, check=False)
+    assert done.returncode == 1 and done.stdout.startswith("error "), done.stdout
+
+
+def test_a_copy_that_fails_leaves_no_memory_of_the_process_mapped(helper: Helper) -> None:
+    mappings = Path(f"/proc/{helper.helper.pid}/maps")
+    helper.order("reach", *helper.uuids[:2])
+    assert helper.order("copy", helper.lists["no memory"]) == "CUDA_ERROR_INVALID_VALUE"
+    before = mappings.read_text().splitlines()
+    assert helper.order("copy", helper.lists["no descriptor"]) == "CUDA_ERROR_INVALID_VALUE"
+    assert mappings.read_text().splitlines() == before
+    for i, call in enumerate(DRIVER_CALLS):
+        helper.node.sim("fault", "fail", "--function", call, "--code", "2", "--count", "1")
+        assert helper.order("copy", helper.lists[f"good {i}"]) == "CUDA_ERROR_OUT_OF_MEMORY", call
+        assert mappings.read_text().splitlines() == before, call
+        assert helper.seen() == ([1], ASKED, 0), call
+    assert helper.order("copy", helper.lists["good"]) == "CUDA_SUCCESS"
+    assert helper.seen() == ([7], 0, 1)
