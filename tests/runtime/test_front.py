@@ -176,6 +176,24 @@ def test_vgpu_runtime_edits_the_bundle_and_calls_the_runtime_with_the_same_argum
     assert (bundle / "config.json.vgpud-original").read_text() == ASKS
 
 
+def test_a_container_whose_edits_cannot_be_written_does_not_start(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
+    (bundle / "config.json.vgpud-original").mkdir()
+    with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
+        done = front(runtime, door.run_dir, "create", "--bundle", str(bundle), "c1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot write {bundle}/config.json" in done.stderr and "(E605)" in done.stderr
+    assert (bundle / "config.json").read_text() == ASKS
+    assert sorted(path.name for path in bundle.iterdir()) == ["config.json", "config.json.vgpud-original"]
+
+
+def test_a_runtime_that_cannot_be_executed_is_reported(runtime: Path, tmp_path: Path) -> None:
+    runtime.write_text("#!/no/such/interpreter\n")
+    done = front(runtime, tmp_path, "state", "c1")
+    assert done.returncode == 126 and f"cannot run {runtime}" in done.stderr
+
+
 def test_a_reused_bundle_is_prepared_from_its_original_config(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import socket
 import subprocess
 import time
@@ -120,6 +121,30 @@ def test_the_precreate_hook_edits_the_config_on_its_input(tmp_path: Path) -> Non
 def test_vgpu_hook_reports_a_wrong_command_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = hook(tmp_path, "{}", *words)
     assert done.returncode != 0 and done.stderr.startswith("vgpu-hook: ")
+
+
+@pytest.mark.parametrize("config", [None, "", "[]", '{"root": 1}', '{"root": {"path": ""}}'])
+def test_a_container_whose_root_cannot_be_found_does_not_start(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    for state in ("{}", json.dumps({"bundle": str(tmp_path)})):
+        done = hook(tmp_path, state, "container", "--preload=/nothing")
+        assert done.returncode == 1 and "the container's root cannot be found" in done.stderr
+
+
+def test_the_hook_reports_an_input_that_is_empty_or_cannot_be_read(tmp_path: Path) -> None:
+    empty = hook(tmp_path, "", "precreate")
+    assert (empty.returncode, empty.stdout) == (1, "")
+    assert "there is no config.json on standard input" in empty.stderr
+    folder = os.open(tmp_path, os.O_RDONLY)
+    done = subprocess.run([HOOK, "precreate"], stdin=folder, capture_output=True, text=True, check=False)
+    os.close(folder)
+    assert done.returncode == 1 and "what the runtime says cannot be read" in done.stderr
+
+
+def test_the_hook_refuse_reports_its_text_and_the_container_does_not_start(tmp_path: Path) -> None:
+    done = hook(tmp_path, "{}", "refuse", "it is gone (E301)")
+    assert (done.returncode, done.stderr) == (1, "vgpu-hook: it is gone (E301)\n")
 
 
 @pytest.mark.parametrize("spaced", [None, 1])
