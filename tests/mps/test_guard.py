@@ -99,6 +99,21 @@ def test_the_guard_allows_cuda_while_an_mps_daemon_runs(node: Node, way: str) ->
     assert node.probe("--via", way, "ok") == ("CUDA_SUCCESS", "")
 
 
+OLD_LOOKUP = """
+import ctypes as c
+cuda, found = c.CDLL("libcuda.so.1"), c.c_void_p()
+print(cuda.cuGetProcAddress(b"cuNone", c.byref(found), 11030, c.c_uint64(0)))
+assert cuda.cuGetProcAddress(b"cuInit", c.byref(found), 11030, c.c_uint64(0)) == 0
+print(c.CFUNCTYPE(c.c_int, c.c_uint)(found.value)(0))
+"""
+
+
+def test_the_look_up_of_cuda_11_finds_the_functions_of_the_guard(node: Node) -> None:
+    """cuGetProcAddress without _v2, which programs that were built with CUDA 11 call."""
+    done = node.sim.run([sys.executable, "-c", OLD_LOOKUP], node.guarded())
+    assert done.stdout.split() == ["500", "805"], "CUDA_ERROR_NOT_FOUND and CUDA_ERROR_MPS_CONNECTION_FAILED"
+
+
 def test_a_program_without_the_guard_runs_without_limits(node: Node) -> None:
     """While the MPS daemon is down, a program without the guard starts: the driver reports no error and
     enforces no limits.
