@@ -127,11 +127,13 @@ CUresult vgpu_chunk_map(struct vgpu_allocation *allocation, unsigned chunk)
     return result;
 }
 
-void vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk)
+CUresult vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk)
 {
-    CALL(cuMemUnmap, vgpu_chunk_base(allocation, chunk), vgpu_chunk_bytes(allocation, chunk));
-    CALL(cuMemRelease, allocation->chunks[chunk].handle);
+    CUresult result = CALL(cuMemUnmap, vgpu_chunk_base(allocation, chunk), vgpu_chunk_bytes(allocation, chunk));
+    if (result == CUDA_SUCCESS)
+        CALL(cuMemRelease, allocation->chunks[chunk].handle);
     allocation->chunks[chunk].handle = 0;
+    return result;
 }
 
 static void reset(void)

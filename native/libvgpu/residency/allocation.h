@@ -89,7 +89,8 @@ void vgpu_chunk_forget(struct vgpu_allocation *allocation, unsigned chunk);
  * nothing has changed.
  */
 CUresult vgpu_chunk_map(struct vgpu_allocation *allocation, unsigned chunk);
-void vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk);
+/* Unmaps a chunk and releases its memory. It has no handle from then on; after an error the handle is not released. */
+CUresult vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk);
 
 /*
  * Returns the list of all allocations, newest first. The caller must have made sure that no thread is inside (swap.h).

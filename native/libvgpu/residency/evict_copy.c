@@ -101,13 +101,23 @@ static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned ch
     return result;
 }
 
+/* Takes a chunk off the device whose contents are on the host. After an error it stays. */
+static CUresult leave(struct vgpu_allocation *allocation, unsigned chunk)
+{
+    CUmemGenericAllocationHandle handle = allocation->chunks[chunk].handle;
+    CUresult result = vgpu_chunk_unmap(allocation, chunk);
+    if (result != CUDA_SUCCESS)
+        allocation->chunks[chunk].handle = handle;
+    return result;
+}
+
 /* Waits for the end of the oldest copy. If it succeeded, releases the physical memory of its chunk. */
 static CUresult land(void)
 {
     const struct copy *copy = &line.flying[line.first];
     CUresult result = CALL(cuEventSynchronize, line.events[line.first]);
     if (result == CUDA_SUCCESS)
-        vgpu_chunk_unmap(copy->allocation, copy->chunk);
+        result = leave(copy->allocation, copy->chunk);
     else
         copy->allocation->chunks[copy->chunk].known = false;
     line.first = (line.first + 1) % IN_FLIGHT;
@@ -198,7 +208,7 @@ static CUresult take_off_all(uint32_t *page)
         struct vgpu_allocation *allocation = leaving[i].allocation;
         struct vgpu_chunk *chunk = &allocation->chunks[leaving[i].chunk];
         if (known && chunk->known && memcmp(&chunk->digest, &digests[i], sizeof(digests[i])) == 0) {
-            vgpu_chunk_unmap(allocation, leaving[i].chunk);
+            result = leave(allocation, leaving[i].chunk);
             continue;
         }
         chunk->known = false;

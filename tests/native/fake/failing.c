@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -23,6 +24,8 @@ static __thread int countdown; /* calls of this thread until one fails; 0: none 
 static __thread bool each;     /* each call of `only` fails */
 static __thread const char *only;
 static __thread const char *failed;
+static const char *elsewhere; /* the function that fails in a thread but `armed`; NULL: none */
+static pthread_t armed;
 static uintptr_t start, end; /* libvgpu's code and data */
 
 static void *driver(void)
@@ -46,8 +49,17 @@ static void *found(void **function, const char *name)
     return known;
 }
 
+static bool fails_elsewhere(const char *name)
+{
+    const char *function = __atomic_load_n(&elsewhere, __ATOMIC_ACQUIRE);
+    return function != NULL && !pthread_equal(pthread_self(), armed) && strcmp(function, name) == 0 &&
+           __atomic_compare_exchange_n(&elsewhere, &function, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
 static bool fails(enum fail_kind kind, const char *name)
 {
+    if (kind == FAIL_CALL && fails_elsewhere(name))
+        return true;
     bool now = kind == FAIL_CALL && each && (only == NULL || strcmp(only, name) == 0);
     if (!now && (countdown == 0 || kind != chosen || --countdown > 0))
         return false;
@@ -82,11 +94,22 @@ API void fail_each(const char *function)
     only = function;
 }
 
+API void fail_elsewhere(const char *function)
+{
+    armed = pthread_self();
+    __atomic_store_n(&elsewhere, function, __ATOMIC_RELEASE);
+}
+
 API const char *fail_ended(void)
 {
     each = false;
     countdown = 0;
     return failed;
+}
+
+API int fail_is_due(void)
+{
+    return __atomic_exchange_n(&elsewhere, NULL, __ATOMIC_ACQ_REL) != NULL;
 }
 
 API unsigned long fail_driver_free(void)

@@ -13,6 +13,10 @@ enum fail_kind { FAIL_CALL, FAIL_MEMORY };
 void fail_next(enum fail_kind kind, int call);
 /* Each call of this function of the driver fails; NULL: of any function. */
 void fail_each(const char *function);
+/* The first call of this function fails that other threads than this one make from here. */
+void fail_elsewhere(const char *function);
+/* Returns whether no such call was made yet. None fails any more. */
+int fail_is_due(void);
 /* None fails any more. Returns the function that failed, or NULL. */
 const char *fail_ended(void);
 /* Bytes that the driver itself says are free on the current device. */

@@ -50,9 +50,10 @@ CUresult vgpu_chunk_map(struct vgpu_allocation *of, unsigned chunk)
     return CUDA_SUCCESS;
 }
 
-void vgpu_chunk_unmap(struct vgpu_allocation *of, unsigned chunk)
+CUresult vgpu_chunk_unmap(struct vgpu_allocation *of, unsigned chunk)
 {
     of->chunks[chunk].handle = 0;
+    return CUDA_SUCCESS;
 }
 
 static CUresult succeed(void)
