@@ -4,6 +4,7 @@ versions of the API.
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from structlog.testing import capture_logs
 
 from tests.clock import until
 from tests.kubelet.cluster import DRIVER, Cluster, HttpCluster, refusal
-from tests.kubelet.conftest import run
+from tests.kubelet.conftest import Turned, run
 from tests.kubelet.double import PATIENCE_SECONDS, encode
 from tests.node.world import ROOT, World, policy_of, world
 from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
@@ -26,6 +27,7 @@ from vgpud.inject.driver import DriverFiles
 from vgpud.ledger import RowTable
 from vgpud.ledger.rows import LedgerRows
 from vgpud.model.device import Health
+from vgpud.model.device import Node as NvidiaNode
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import ANYONE, DeviceNode, Mode, Mount
 from vgpud.node.room import Room
@@ -463,6 +465,40 @@ def test_a_prepare_that_fails_is_undone_and_may_be_tried_again(short: Path) -> N
             await dra.published(2)
             assert not (await dra.prepare(claim)).error
             assert not any(a.failure for a in dra.held.values())
+
+    run(story())
+
+
+def test_the_unprepare_of_a_claim_releases_what_a_prepare_that_was_cancelled_still_makes(
+    short: Path, turned: Turned
+) -> None:
+    """The kubelet's call has a time limit, and the driver may hang for longer."""
+
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            gateway, answers = dra.world.gateway, threading.Event()
+            look = gateway.snapshot
+
+            def hang() -> NvidiaNode:
+                assert answers.wait(PATIENCE_SECONDS)
+                return look()
+
+            gateway.snapshot = hang  # type: ignore[method-assign]
+            turned.passed += 60  # the last snapshot is too old to choose a device
+            given_up = asyncio.ensure_future(dra.prepare(claim))
+            await dra.until(lambda: tuple(dra.rows))
+            given_up.cancel()
+            await asyncio.wait((given_up,))
+            unprepared = asyncio.ensure_future(dra.unprepare(claim))
+            await asyncio.wait((unprepared,), timeout=0.5)
+            answers.set()
+            assert await unprepared == ""
+            await dra.until(lambda: not dra.world.keeper.allocates.tasks)
+            assert dra.world.is_empty()
+            assert not tuple(dra.rows)
 
     run(story())
 

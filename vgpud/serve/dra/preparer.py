@@ -52,14 +52,22 @@ class Preparer:
         self._monitors = monitors
         # One lock for each claim in work. A lock is dropped when its last user has ended.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Future[tuple[Answer, ...]]] = set()
         self._suspects: set[str] = set()
         self._tells = True  # False if the cluster does not store the status of devices
         self.prepared: asyncio.Queue[str] = asyncio.Queue()  # uids of claims whose status is to be written
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         """Prepares a claim. Raises VgpuError. If one of its allocations cannot be made, those that the call
-        made are released.
+        made are released. Runs to its end even if the kubelet's call is cancelled, because an `unprepare`
+        before that end would not find the allocations.
         """
+        work = asyncio.ensure_future(self._prepare(namespace, name, uid))
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        return await asyncio.shield(work)
+
+    async def _prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
             known = self._claims.get(uid)
