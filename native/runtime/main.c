@@ -224,6 +224,12 @@ static bool prepare(const struct invocation *asked)
     else
         snprintf(path, sizeof(path), "%s/config.json", asked->bundle != NULL ? asked->bundle : ".");
     char *config = vgpu_read_file(path, &length);
+    if (config == NULL && errno == EFBIG) {
+        /* it may have a request, and the container must not start without what it requests */
+        vgpu_refuse(&asked->log, "the container's config.json is larger than 64 MiB (E103)\n"
+                                 "hint: make its annotations, environment and mounts smaller");
+        return false;
+    }
     if (config == NULL || !may_ask(config, length)) {
         free(config); /* the container runtime itself reports a config.json that cannot be read */
         return true;

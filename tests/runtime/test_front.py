@@ -147,6 +147,14 @@ def test_a_request_in_a_config_above_one_mebibyte_is_refused_with_both_sizes(
     assert said.encode() in hook.communicate(timeout=300)[1] and hook.returncode == 1
 
 
+def test_a_container_whose_config_is_too_large_to_look_for_a_request_does_not_start(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
+    os.truncate(bundle / "config.json", (64 << 20) + 1)
+    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
+    assert done.returncode == 1 and "config.json is larger than 64 MiB (E103)" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [
