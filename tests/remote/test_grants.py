@@ -219,6 +219,18 @@ def test_a_grant_that_cannot_be_stored_is_refused(
     assert grants.all() == ()
 
 
+def test_a_revocation_on_a_full_disk_keeps_the_grants_and_does_not_advise_to_remove_them(
+    tmp_path: Path,
+) -> None:
+    grants = Grants(tmp_path / "grants.json")
+    grant, _ = grants.add(ALICE, "")
+    (tmp_path / "grants.new").symlink_to("/dev/full")
+    with pytest.raises(VgpuError, match="no space left on device") as refused:
+        grants.revoke(grant.id)
+    assert refused.value.hint == "free space there; the grants are as they were"
+    assert grants.all() == (grant,)
+
+
 @pytest.mark.parametrize("words", [("grant", ONE), ("grants",), ("revoke", ONE)], ids=lambda words: words[0])
 def test_grant_commands_without_root_name_the_missing_permission(
     ctl: Ctl, tmp_path: Path, words: tuple[str, ...]

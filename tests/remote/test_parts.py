@@ -4,6 +4,8 @@ import asyncio
 import json
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.ports import free_port
 from tests.remote.node import CERTIFICATES
+from tests.simnode import ROOT
 from vgpud import clock
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2
@@ -587,6 +590,30 @@ def test_a_session_whose_grant_is_revoked_while_it_allocates_is_refused_and_its_
     with pytest.raises(VgpuError, match="the grant was revoked or has expired"):
         _allocate(cast("Client", Vgpud()), wire.Open(token=token), grant, grants)
     assert released == [("made", True)]
+
+
+def test_a_grant_whose_slice_takes_long_to_make_delays_only_its_own_sessions(tmp_path: Path) -> None:
+    grants = Grants(tmp_path / "grants.json")
+    (slow, _), (other, _) = grants.add(ALICE, ""), grants.add(replace(ALICE, user="bob"), "")
+    count = (
+        "import sys, pathlib; from vgpud.remote.grants import Grants\n"
+        "with Grants(pathlib.Path(sys.argv[1])).counting(sys.argv[2]): print('counts', flush=True)"
+    )
+
+    def session_of(grant: Grant) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", count, str(tmp_path / "grants.json"), grant.id]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    with grants.counting(slow.id):
+        waits, begins = session_of(slow), session_of(other)
+        try:
+            assert begins.communicate(timeout=300)[0] == "counts\n"
+            assert waits.poll() is None
+        except BaseException:
+            waits.kill()
+            begins.kill()
+            raise
+    assert waits.communicate(timeout=300)[0] == "counts\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ the certificate. A token is ID.SECRET.PIN: the grant's id, 256 random bits, and 
 certificate, by which the client recognizes the door.
 """
 
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -225,24 +226,32 @@ class Grants:
         return gone
 
     @contextmanager
-    def _locked(self, suffix: str = ".lock") -> Iterator[None]:
+    def _open(self, suffix: str) -> Iterator[int]:
+        """Opens a file beside that of the grants, to lock it. Its end ends the lock."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self._path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._failed(error) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield lock
         finally:
             os.close(lock)
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Holds a lock from the check of a quota until the allocation, against other sessions. Grants can be
-        added and revoked meanwhile, because vgpud may take long to answer.
+    def _locked(self) -> Iterator[None]:
+        with self._open(".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def counting(self, grant_id: str) -> Iterator[None]:
+        """Holds a lock from the check of a grant's quota until the allocation, against the other session
+        processes of the grant. Grants can be added and revoked meanwhile, and sessions of other grants begin,
+        because vgpud may take long to answer.
         """
-        with self._locked(".counting"):
+        with self._open(".counting") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, int(grant_id, 16))  # one byte of the file for each grant
             yield
 
     def _write(self, grants: Iterable[Grant]) -> None:
@@ -266,4 +275,7 @@ class Grants:
             from vgpud.remote.certificates import AS_ROOT
 
             return VgpuError(ErrorCode.NOT_ALLOWED, sentence, AS_ROOT)
-        return VgpuError(ErrorCode.LEDGER_FAILED, sentence, "correct or remove the file")
+        # to remove the file would end all sessions
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free space there; the grants are as they were" if full else "correct or remove the file"
+        return VgpuError(ErrorCode.LEDGER_FAILED, sentence, hint)

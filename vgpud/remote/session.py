@@ -185,7 +185,7 @@ def _allocate(client: Client, call: wire.Open, grant: Grant, grants: Grants) -> 
     from vgpud.api.gen import vgpud_pb2 as pb
 
     sizes = _sizes(call, grant)
-    with grants.counting():
+    with grants.counting(grant.id):
         held = list(_held(client, grant))
         if call.isolation != Isolation.DEVICE:
             check_quota(grant, sizes, held)
