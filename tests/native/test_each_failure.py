@@ -175,3 +175,5 @@ def test_memory_keeps_its_contents_if_a_driver_call_fails_in_an_eviction(tmp_pat
         moves(False, SwapPhase.HERE)
         assert ask("check") == "True"
         assert read_usage(lease).device(0).used_bytes == used
+        process.communicate(timeout=WAIT_S)  # it ends by itself, and writes its coverage
+        assert process.returncode == 0
