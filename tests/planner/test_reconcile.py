@@ -191,7 +191,7 @@ def there(**changes: object) -> World:
             replace(held(QUOTA_SLICE), request=replace(request(), id="kubelet/1")),
             there(rebooted=True, leases=set(), specs=set()),
             ActionKind.REPAIR,
-            "missing of what it holds: CDI file and lease",
+            "missing: CDI file and lease",
         ),
         (
             held(QUOTA_SLICE),
@@ -215,25 +215,25 @@ def there(**changes: object) -> World:
             held(QUOTA_SLICE),
             there(leases=set()),
             ActionKind.REPAIR,
-            "missing of what it holds: lease",
+            "missing: lease",
         ),
         (
             held(QUOTA_SLICE, state=State.RESIZING),
             there(specs=set()),
             ActionKind.REPAIR,
-            "missing of what it holds: CDI file",
+            "missing: CDI file",
         ),
         (
             held(MPS_SLICE),
             there(leases=set()),
             ActionKind.REPAIR,
-            "missing of what it holds: MPS daemon on device GPU-0",
+            "missing: MPS daemon on device GPU-0",
         ),
         (
             held(MIG_SLICE),
             there(leases=set(), records={MIG_PLACE}),
             ActionKind.REPAIR,
-            "missing of what it holds: MIG instance on device GPU-0",
+            "missing: MIG instance on device GPU-0",
         ),
         (
             held(Slice("GPU-0", Mode.EXCLUSIVE, GIB)),

@@ -102,8 +102,8 @@ def slices(item: pb.Allocation) -> Table:
 
     USABLE is the limit less the driver's own memory for contexts and modules. It is empty where that memory
     is not known, and for compute instances, which share the memory of their GPU instance without limits.
-    REFUSED counts requests beyond the
-    limit; CARD-FULL counts requests within the limit that the card had no memory for.
+    REFUSED counts requests beyond the limit; CARD-FULL counts requests within the limit that the card had no
+    memory for.
     """
     found = {entry.device_uuid: entry for entry in item.use}
 

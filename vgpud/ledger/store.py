@@ -184,6 +184,7 @@ def _open(path: Path) -> tuple[Committer, int, dict[RowTable, list[Row]]]:
             raise
     except BaseException as error:
         os.close(lock)
-        if isinstance(error, ValueError):  # a number that is none, or a message of SQLite that is no UTF-8
+        # a text in place of a number, or bytes that are not UTF-8 in SQLite's message
+        if isinstance(error, ValueError):
             raise faults.corrupt(path, str(error)) from error
         raise

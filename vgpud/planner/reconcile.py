@@ -175,7 +175,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
         return None  # the state of the allocation's devices is unknown, and its tenants may run
     missing = _missing(allocation, world)
     if missing:
-        return _of(allocation, ActionKind.REPAIR, f"missing of what it holds: {' and '.join(missing)}")
+        return _of(allocation, ActionKind.REPAIR, f"missing: {' and '.join(missing)}")
     return None
 
 

@@ -89,10 +89,11 @@ def busy(seat: Seat, mode: Mode, sentence: str, room: Room = NO_ROOM) -> Unfit:
     return Unfit(seat.device, mode, True, ErrorCode.NO_CAPACITY, sentence, room)
 
 
-def occupied(seat: Seat, mode: Mode, processes: Sequence[DeviceProcess], so: str = "") -> Unfit:
+def occupied(seat: Seat, mode: Mode, processes: Sequence[DeviceProcess], effect: str = "") -> Unfit:
     pids = listed(tuple(str(process.pid) for process in processes))
-    who = counted(len(processes), "process")
-    return busy(seat, mode, f"it has {who} that vgpud did not start (pid {pids}){so}")._replace(foreign=True)
+    count = counted(len(processes), "process")
+    sentence = f"it has {count} that vgpud did not start (pid {pids}){effect}"
+    return busy(seat, mode, sentence)._replace(foreign=True)
 
 
 def never(seat: Seat, mode: Mode | None, code: ErrorCode, sentence: str, largest: Room = NO_ROOM) -> Unfit:
