@@ -60,12 +60,12 @@ def create(state: Path, profile: str, seed: str = "", driver: str = "") -> Any:
     return node
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Ends a process that may run: vgpu-spin and vgpu-probe by SIGTERM, at which they write their coverage,
-    others, which may block that signal, by SIGKILL.
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process that may run: vgpu-spin, vgpu-probe and vgpu-arbiter by SIGTERM, at which they write
+    their coverage; others, which may block that signal, by SIGKILL.
     """
     program = Path(str(process.args[0] if isinstance(process.args, list | tuple) else process.args)).name
-    counts = program.startswith(("vgpu-spin", "vgpu-probe"))
+    counts = program.startswith(("vgpu-spin", "vgpu-probe", "vgpu-arbiter"))
     for number in (signal.SIGTERM, signal.SIGCONT) if counts else (signal.SIGKILL,):
         process.send_signal(number)
     process.communicate()

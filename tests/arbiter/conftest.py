@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import tempfile
@@ -44,14 +43,12 @@ class Card:
     preloads: tuple[Path, ...] = ()  # libraries that tenants preload besides libvgpu
     kernel_us: int = KERNEL_US
     engine: str = "gate"
-    forks: bool = False  # whether the arbiter is a child of a wrapper
 
     @property
     def client(self) -> ArbiterClient:
         return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
 
     def start_arbiter(self, *wrapper: str) -> None:
-        self.forks = "--fork" in wrapper
         arbiter = self.sim.build / "bin" / "vgpu-arbiter"
         command = [*wrapper, str(arbiter), "--run-dir", str(self.run_dir), "--foreground"]
         command += ["--control-device", str(self.sim.state)]
@@ -65,13 +62,6 @@ class Card:
         assert self.arbiter is not None
         self.arbiter.kill()
         self.arbiter.wait()
-
-    def end_arbiter(self) -> None:
-        """Ends the arbiter by SIGTERM, at which it writes its coverage; `unshare` blocks that signal."""
-        if self.arbiter is not None:
-            for number in (signal.SIGKILL,) if self.forks else (signal.SIGTERM, signal.SIGCONT):
-                self.arbiter.send_signal(number)
-            self.arbiter.wait()
 
     def limits(
         self, policy: SharePolicy, share: float, devices: int = 1, first: int = 0
@@ -128,7 +118,8 @@ class Card:
     def end(self) -> None:
         for process in self.processes:
             end(process)
-        self.end_arbiter()
+        if self.arbiter is not None:
+            end(self.arbiter)
 
 
 def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:

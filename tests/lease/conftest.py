@@ -1,4 +1,3 @@
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,13 +44,6 @@ class Node:
         self.arbiter.kill()
         self.arbiter.wait()
 
-    def end_arbiter(self) -> None:
-        """Ends the arbiter by SIGTERM, at which it writes its coverage."""
-        if self.arbiter is not None:
-            self.arbiter.terminate()
-            self.arbiter.send_signal(signal.SIGCONT)
-            self.arbiter.wait()
-
     def lease(self, name: str = "a1", memory_bytes: int = GIB, serve: bool = True) -> Path:
         folder = write_lease(
             self.run_dir / "leases", name, [DeviceLimits(UUIDS[0], memory_bytes)], uid=UID, gid=GID
@@ -70,7 +62,8 @@ class Node:
     def end(self) -> None:
         for process in self.processes:
             end(process)
-        self.end_arbiter()
+        if self.arbiter is not None:
+            end(self.arbiter)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_container_that_locks_its_folder_in_the_kernel_delays_no_release(tmp_p
     ids=["device", "length", "open", "users", "tenant"],
 )
 def test_a_folder_that_cannot_be_made_for_mps_is_named_with_the_reason(
-    tmp_path: Path,
+    short_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Path], object],
     sentence: str,
@@ -60,8 +60,8 @@ def test_a_folder_that_cannot_be_made_for_mps_is_named_with_the_reason(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "setxattr", without_acls)
-    (tmp_path / "file").touch()
+    (short_folder / "file").touch()
     with pytest.raises(VgpuError, match=sentence) as raised:
-        make(tmp_path)
+        make(short_folder)
     assert raised.value.code is ErrorCode.HELPER_FAILED
     assert "VGPUD_RUN_DIR" in raised.value.hint

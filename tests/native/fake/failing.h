@@ -17,7 +17,7 @@ void fail_each(const char *function);
 void fail_elsewhere(const char *function);
 /* Returns whether no such call was made yet. None fails any more. */
 int fail_is_due(void);
-/* None fails any more. Returns the function that failed, or NULL. */
+/* From here on no call fails. Returns the name of the call that failed last, or NULL. */
 const char *fail_ended(void);
 /* Bytes that the driver itself says are free on the current device. */
 unsigned long fail_driver_free(void);
