@@ -65,6 +65,7 @@ def obeying(card: Card, lease: Path) -> Iterator["subprocess.Popen[str]"]:
         command, env=card.sim.environment(env), stdin=pipe, stdout=pipe, text=True
     ) as process:
         try:
+            eventually(lambda: len(table(lease)[1]) == 1, "its channels are listed")
             eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
             yield process
         finally:
