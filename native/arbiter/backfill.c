@@ -33,7 +33,15 @@
 #define SWITCHES_PART 0.06
 /* the most by which gaps below this part reduce those that are counted later */
 #define GAP_CREDIT_NS 1e6
-#define ABOUT 1.01 /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
+/*
+ * observed time after which a program's waits alone and beside others are compared, the part of what its tenant is
+ * charged beside others that it must get there, and the time for which a tenant that gets less runs beside no other
+ */
+#define COMPARED_NS 200e6
+#define CROWDED_PART 0.5
+#define CROWDED_NS 8000000000ull
+#define CHANCE_NS 10e6 /* by how much 200 samples may be wrong by chance: some programs wait in nearly all of them */
+#define ABOUT 1.01     /* tolerance for rounded shares: three tenants with a third each have 33.33 % */
 
 static const struct sched_entity *holder_of(const struct sched_device *device)
 {
@@ -114,6 +122,40 @@ static void count_gap(struct sched_entity *entity, double gap_ns, uint64_t now)
         if (p != entity && (p->holding || p->backfills) && now < p->pressed_until)
             p->spare_ns -= entity->gap_ns * fair_part_beside(entity) / pressed;
     entity->gap_ns = 0;
+}
+
+/*
+ * Compares how a program waits beside others and alone. The rest of a step, its host's part, takes as long there as here,
+ * so beside others the program's speed is the host's part of the time there, divided by its part alone. The driver gives
+ * the device to each process for some milliseconds: a program that waits for each of its short kernels gets one of them
+ * in that time, and is charged as much as a busy tenant. Exclusive slices give both their shares. Where the part alone
+ * is not known, they are a trial in which it is measured.
+ */
+static void compare(struct sched_entity *entity, uint64_t now)
+{
+    struct sched_waits *alone = &entity->alone;
+    struct sched_waits *beside = &entity->beside;
+    double alone_ns = alone->waiting_ns + alone->host_ns;
+    double beside_ns = beside->waiting_ns + beside->host_ns;
+    if (alone_ns >= COMPARED_NS) {
+        entity->alone_known = true;
+        entity->host_alone = alone->host_ns / alone_ns;
+        *alone = (struct sched_waits){0};
+    }
+    if (beside_ns < COMPARED_NS)
+        return;
+    double least = CROWDED_PART * fair_part_beside(entity) * (entity->alone_known ? entity->host_alone : 1);
+    if (beside->host_ns + CHANCE_NS < least * beside_ns && entity->limits.policy != VGPU_SHARE_NONE)
+        entity->crowded_until = now + (entity->alone_known ? CROWDED_NS : RETRY_NS);
+    *beside = (struct sched_waits){0};
+}
+
+void backfill_note_waits(struct sched_entity *entity, double waiting, uint64_t span_ns, uint64_t now)
+{
+    struct sched_waits *waits = is_shared(entity->device) ? &entity->beside : &entity->alone;
+    waits->waiting_ns += waiting * (double)span_ns;
+    waits->host_ns += (1 - waiting) * (double)span_ns;
+    compare(entity, now);
 }
 
 void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now)
@@ -205,7 +247,9 @@ static bool loses_by_sharing(const struct sched_tenant *tenant)
 
 static bool lets(const struct sched_entity *holder, const struct sched_entity *guest, uint64_t now)
 {
-    if (holder->apart || guest->apart || loses_by_sharing(holder->tenant) || loses_by_sharing(guest->tenant))
+    if (holder->apart || guest->apart || now < holder->crowded_until || now < guest->crowded_until)
+        return false;
+    if (loses_by_sharing(holder->tenant) || loses_by_sharing(guest->tenant))
         return false;
     if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
         return false;
@@ -215,7 +259,7 @@ static bool lets(const struct sched_entity *holder, const struct sched_entity *g
 bool backfill_yields(const struct sched_entity *holder, const struct sched_entity *next, uint64_t now)
 {
     return holder->device->cut && holder->limits.priority <= next->limits.priority && is_light(next, now) &&
-           too_far_ahead(holder, next);
+           now >= next->crowded_until && too_far_ahead(holder, next);
 }
 
 static bool all_cut(const struct sched_tenant *tenant)

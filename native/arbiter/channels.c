@@ -193,7 +193,8 @@ bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
     if (pread(usage_fd, &head, size, at) != (ssize_t)size)
         return false;
     uint32_t groups = head.count < VGPU_MAX_GROUPS ? head.count : VGPU_MAX_GROUPS;
-    *load = (struct channels_load){.sampled_ms = head.samples, .busy_ms = head.unfinished, .groups = groups};
+    *load = (struct channels_load){
+        .sampled_ms = head.samples, .waiting_ms = head.waiting, .busy_ms = head.unfinished, .groups = groups};
     return true;
 }
 

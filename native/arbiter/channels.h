@@ -134,8 +134,9 @@ void channels_note(unsigned char *usage_map, uint32_t slot, uint32_t ordinal, bo
 /* Counters of the load samples that a process takes of itself. */
 struct channels_load {
     uint32_t sampled_ms;
-    uint32_t busy_ms; /* milliseconds of sampled_ms in which the process had unfinished work */
-    uint32_t groups;  /* number of groups on all devices; the driver gives each group time slices */
+    uint32_t waiting_ms; /* milliseconds of sampled_ms in which the process waited in a call */
+    uint32_t busy_ms;    /* milliseconds of sampled_ms in which the process had unfinished work */
+    uint32_t groups;     /* number of groups on all devices; the driver gives each group time slices */
 };
 /* Reads the counters of the process with this slot. Returns false if its table cannot be read. */
 bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);

@@ -488,6 +488,7 @@ static struct channels_load read_load(const struct lease *lease, uint32_t ordina
         if (!c->joined || (c->member.devices >> ordinal & 1) == 0 || !channels_load(lease->usage_fd, c->slot, &one))
             continue;
         sum.sampled_ms += one.sampled_ms;
+        sum.waiting_ms += one.waiting_ms;
         sum.busy_ms += one.busy_ms;
         sum.groups += (one.groups + used - 1) / used;
     }
@@ -514,15 +515,18 @@ static void report_load(struct lease *lease, uint32_t ordinal, uint64_t now)
     bool known = entity->loaded_at != 0 && entity->load_shared == shared;
     struct channels_load load = read_load(lease, ordinal);
     uint32_t sampled_ms = load.sampled_ms - entity->load.sampled_ms;
+    uint32_t waiting_ms = load.waiting_ms - entity->load.waiting_ms;
     uint32_t busy_ms = load.busy_ms - entity->load.busy_ms;
     entity->loaded_at = now;
     entity->load_shared = shared;
     if (known && sampled_ms < LOAD_MIN_MS)
         return;
     entity->load = load;
-    if (!known || sampled_ms > LOAD_MAX_MS || busy_ms > sampled_ms)
+    if (!known || sampled_ms > LOAD_MAX_MS || busy_ms > sampled_ms || waiting_ms > sampled_ms)
         return;
     uint32_t members = members_with_work(&lease->tenant, ordinal);
+    sched_note_waits(lease->tenant.entities[ordinal], (double)waiting_ms / sampled_ms,
+                     (uint64_t)sampled_ms * NS_PER_MS / (members > 0 ? members : 1), now);
     sched_note_load(lease->tenant.entities[ordinal], (double)busy_ms / sampled_ms * members,
                     (uint64_t)sampled_ms * NS_PER_MS / (members > 0 ? members : 1), load.groups, now);
     look_again();

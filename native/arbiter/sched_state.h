@@ -52,6 +52,12 @@ struct sched_device {
     double own_round_ns; /* length of a round that the device's own entities need; round_ns may be longer (fair.c) */
 };
 
+/* time in which a tenant's program waited in a call, and time in which its host worked or paused */
+struct sched_waits {
+    double waiting_ns;
+    double host_ns;
+};
+
 /* An entity: a tenant on one device. */
 struct sched_entity {
     struct sched_device *device;
@@ -70,6 +76,12 @@ struct sched_entity {
      */
     double busy_ns;
     double gaps_ns;
+    /* how the tenant's program waited since this was last looked at, alone and beside other tenants (backfill.c) */
+    struct sched_waits alone;
+    struct sched_waits beside;
+    double host_alone; /* the host's part of the time when the tenant last had the device alone */
+    bool alone_known;
+    uint64_t crowded_until; /* until this time the tenant runs beside no other, because it gets too little there */
     double gap_ns; /* gaps beside other tenants beyond what the driver's switches take, not yet counted (backfill.c) */
     uint64_t used_at_grant_ns; /* value of count.used_ns at the beginning of the present slice */
     double least_share;        /* the smallest share that the entity had during the same work (fair_share) */

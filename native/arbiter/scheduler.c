@@ -400,6 +400,11 @@ void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns,
     backfill_note_load(entity, load, span_ns, now);
 }
 
+void sched_note_waits(struct sched_entity *entity, double waiting, uint64_t span_ns, uint64_t now)
+{
+    backfill_note_waits(entity, waiting, span_ns, now);
+}
+
 /* Returns whether all running processes of the tenant are under the engine cut. */
 static bool is_cut(const struct sched_tenant *tenant)
 {

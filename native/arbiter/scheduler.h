@@ -55,6 +55,12 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
 void sched_note_hand_over(struct sched_entity *entity, uint32_t calls);
 
 /*
+ * Records the fraction of the last `span_ns` on the device in which the tenant's program waited in a call, as the
+ * tenant reports it.
+ */
+void sched_note_waits(struct sched_entity *entity, double waiting, uint64_t span_ns, uint64_t now);
+
+/*
  * Records the load that the tenant reports: the fraction of the last `span_ns` on the device in which some of its work
  * was unfinished, from 0 to 1, or above 1 for several processes. `streams`: see struct sched_entity.
  */

@@ -311,7 +311,9 @@ struct vgpu_channel_table {
     uint32_t doubtful;
     /* MiB of memory that an eviction leaves on the device, by enum vgpu_stay; the slot has no room for these words */
     uint32_t stays_mib[VGPU_STAY_KINDS];
-    uint8_t unused[16];
+    /* how many of the `samples` milliseconds a thread waited inside of the same call; a claim, as `unfinished` */
+    uint32_t waiting;
+    uint8_t unused[12];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_CHANNELS_AT 294912u /* offset of the first channel table in the file, at a page boundary */

@@ -177,6 +177,19 @@ def test_a_busy_tenant_gets_no_more_than_its_hard_share_where_tenants_share_the_
     assert other > weights[1] - 1.5, (busy, other)
 
 
+@pytest.mark.parametrize("weights", [(50, 50), (30, 70)])
+@pytest.mark.parametrize("policy", ["hard", "lent"])
+@pytest.mark.parametrize("program", ["1 60 5 60", "8 12 1 50"])
+def test_a_program_that_waits_for_short_kernels_gets_its_share_where_the_driver_has_time_slices(
+    program: str, policy: str, weights: tuple[int, int]
+) -> None:
+    """In time slices of 2 ms the program gets one step for each slice of the busy tenant beside it."""
+    tenants = [(f"{policy}:{weights[0]}", program), (f"{policy}:{weights[1]}", ENDLESS_WORK)]
+    waits, busy = run_cut(*tenants, words=["sliced"])
+    got = 100 * waits[0] / rates(("none:100", program))[0]
+    assert got > weights[0] - 5 and weights[1] - 1.5 < busy[1] < weights[1] + 4, (got, busy)
+
+
 @pytest.mark.parametrize("weights", [(50, 50), (30, 70), (70, 30)])
 @pytest.mark.parametrize("policy", ["hard", "lent"])
 def test_a_tenant_that_reports_gaps_in_endless_work_takes_no_time_from_others(

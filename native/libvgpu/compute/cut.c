@@ -196,11 +196,11 @@ static bool passes(void)
  * Records a sample for the time since the last one. A sample that finds work costs less than one that finds none, so
  * that it comes more often: counted alike, they would make the load look higher than it is.
  */
-static void record(bool unfinished, uint64_t now)
+static void record(bool unfinished, bool waits, uint64_t now)
 {
     uint64_t ms = (now - cut.sampled_at + SAMPLE_NS / 2) / SAMPLE_NS;
     ms = ms < 1 ? 1 : ms < SAMPLE_MAX_MS ? ms : SAMPLE_MAX_MS;
-    vgpu_channels_sample(unfinished, (uint32_t)ms);
+    vgpu_channels_sample(unfinished, waits, (uint32_t)ms);
     cut.sampled_at = now;
 }
 
@@ -218,7 +218,7 @@ static void sample(uint64_t now, bool waits)
         cut.sampled = true;
         unfinished = !passes();
     }
-    record(unfinished, now);
+    record(unfinished, waits, now);
     uint64_t pause = (now_ns() - now) * SAMPLE_COSTS;
     cut.sample_at = now + (pause > SAMPLE_NS ? pause : SAMPLE_NS);
 }
@@ -249,7 +249,7 @@ static bool is_quiet(uint64_t now)
     }
     bool done = fresh ? passes() : vgpu_drain_done();
     if (now >= cut.sample_at && !vgpu_channels_off()) {
-        record(!done, now);
+        record(!done, false, now);
         cut.sample_at = now + SAMPLE_NS;
     }
     return done && now - cut.busy_at >= cut.quiet_ns;
@@ -262,7 +262,7 @@ static bool is_quiet(uint64_t now)
 static void sample_rest(uint64_t now)
 {
     if (now - cut.sampled_at >= SAMPLE_NS / 2)
-        record(false, now);
+        record(false, false, now);
 }
 
 /* Returns whether no thread is in a call and none has entered one since the last check. */

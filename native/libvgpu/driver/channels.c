@@ -435,10 +435,11 @@ bool vgpu_channels_known(void)
     return known;
 }
 
-void vgpu_channels_sample(bool unfinished, uint32_t ms)
+void vgpu_channels_sample(bool unfinished, bool waits, uint32_t ms)
 {
     pthread_mutex_lock(&lock);
     if (table != NULL) {
+        __atomic_add_fetch(&table->waiting, waits ? ms : 0, __ATOMIC_RELAXED);
         __atomic_add_fetch(&table->unfinished, unfinished ? ms : 0, __ATOMIC_RELAXED);
         __atomic_add_fetch(&table->samples, ms, __ATOMIC_RELEASE);
     }

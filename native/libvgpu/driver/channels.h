@@ -32,9 +32,10 @@ void vgpu_channels_stays(const uint64_t by_kind[VGPU_STAY_KINDS]);
 
 /*
  * Adds a sample of the process's own work to the table, for the arbiter (struct vgpu_channel_table). The sample stands
- * for `ms` milliseconds. `unfinished`: the sample found unfinished work.
+ * for `ms` milliseconds. `unfinished`: the sample found unfinished work. `waits`: a thread was inside of the same
+ * call for some time.
  */
-void vgpu_channels_sample(bool unfinished, uint32_t ms);
+void vgpu_channels_sample(bool unfinished, bool waits, uint32_t ms);
 
 /* Returns whether the arbiter has disabled this process's channels on a device, or may have. */
 bool vgpu_channels_off(void);

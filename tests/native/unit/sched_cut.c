@@ -2,16 +2,16 @@
  * sched_cut.c: programs under the engine cut, in virtual time: the scheduler and the engine as they ship (cut.c), a
  * driver whose calls take as long as an H100's and are carried out in sequence, and libvgpu's reports.
  *
- *   sched-cut [slow] POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...
- * A tenant for each five words; with `slow`, calls and messages take twice as long.
+ *   sched-cut [slow | sliced] POLICY:SHARE[@LEAVES_MS-RETURNS_MS] KERNELS KERNEL_US LAUNCH_US GAP_US ...
+ * A tenant for each five words; with `slow`, calls and messages take twice as long; with `sliced`, the driver gives the
+ * device to each tenant with work for up to 2 ms at a time, and otherwise divides it equally among them.
  * POLICY: none, hard or lent; SHARE: percent. With `/N` after the share, the program has N devices and a process on
  * each, and its kernels run only while it is on all of them, like those of a collective operation. Between the two
  * times, counted from the start, the tenant makes no step. With `!` at the end of the word, its load samples say that
  * it has no work. A step of a tenant's program launches KERNELS kernels, each takes LAUNCH_US of the host, then waits
- * for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. The driver divides the
- * device equally among the tenants on it that have work. After 5 s of warming up it prints, for each tenant and 20 s:
- * steps a second, percent of the device, percent of the time that the tenant is charged, percent of its time with work
- * in which it is off the device, number of orders.
+ * for the last of them, and pauses for GAP_US on average. Without kernels its work is endless. After 5 s of warming up
+ * it prints, for each tenant and 20 s: steps a second, percent of the device, percent of the time that the tenant is
+ * charged, percent of its time with work in which it is off the device, number of orders.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -36,7 +36,9 @@ static const char uuids[DEVICES][VGPU_UUID_BYTES] = {"GPU-0", "GPU-1", "GPU-2", 
 #define ON_NS (slowness * 290000u)     /* a call that enables channels; their work runs at its end */
 #define OFF_NS (slowness * 520000u)    /* a call that disables channels; their work stops after STOPS_NS */
 #define STOPS_NS (slowness * 250000u)
-#define OUT_OF_ORDER 0.1      /* the fraction of cases in which a thread other than the first gets the driver's lock */
+#define OUT_OF_ORDER 0.1 /* the fraction of cases in which a thread other than the first gets the driver's lock */
+#define SLICE_NS 2e6     /* the driver's time slice among programs on the device, and its switch between them */
+#define SWITCH_NS 125e3
 #define RETURNS_KERNEL_NS 5e6 /* endless work that can stop has kernels of this length */
 #define AHEAD_MOST 1000u      /* launches in flight, above which the driver makes the program wait */
 /* libvgpu/compute/cut.c */
@@ -67,7 +69,7 @@ static struct program {
     bool on[DEVICES];
     /* libvgpu */
     bool idle;
-    uint64_t quiet_ns, idle_at, call_at, look_at, sample_at, sampled_at, said_at;
+    uint64_t quiet_ns, idle_at, call_at, looked_at, look_at, sample_at, sampled_at, said_at;
     uint32_t said; /* the kind of a message that the arbiter gets at said_at */
     uint64_t said_idle_ns;
     struct channels_load load;
@@ -80,6 +82,8 @@ static unsigned count;
 static uint64_t slowness = 1; /* how many times as long as on an H100 driver calls and messages take */
 static uint64_t now = BEGIN_NS;
 static bool stale;
+static bool slices; /* the driver gives time slices */
+static const struct program *in_slice;
 
 /* --- what the arbiter's other files do */
 
@@ -302,6 +306,7 @@ static void call(struct program *program)
                                                         : program->quiet_ns - program->quiet_ns / 16;
     program->quiet_ns = to < QUIET_NS ? QUIET_NS : to < QUIET_MAX_NS ? to : QUIET_MAX_NS;
     program->idle = false;
+    program->sampled_at = now;
     program->look_at = now + LOOK_NS;
     say(program, VGPU_MSG_WANT, 0);
 }
@@ -346,12 +351,13 @@ static void run_host(struct program *program)
     }
 }
 
-static void record(struct program *program, bool unfinished)
+static void record(struct program *program, bool unfinished, bool waits_on)
 {
     uint32_t ms = (uint32_t)((now - program->sampled_at + SAMPLE_NS / 2) / SAMPLE_NS);
     ms = ms < 1 ? 1 : ms;
     program->load.sampled_ms += ms;
     program->load.busy_ms += unfinished ? ms : 0;
+    program->load.waiting_ms += waits_on ? ms : 0;
     program->sampled_at = now;
 }
 
@@ -362,18 +368,20 @@ static void run_looks(struct program *program)
     bool quiet = !inside && now - program->call_at > LOOK_NS;
     if (program->idle || now < program->look_at)
         return;
+    bool same = program->call_at <= program->looked_at;
+    program->looked_at = now;
     program->look_at = now + (is_on(program) ? LOOK_NS : LOOK_OFF_NS);
     if (!is_on(program))
         program->sampled_at = now;
     if (is_on(program) && now >= program->sample_at) {
         bool unfinished = (inside || program->queued_ns > MARKER_NS) && !program->lies;
-        record(program, unfinished);
+        record(program, unfinished, inside && same && !program->lies);
         program->sample_at = now + (unfinished || quiet ? SAMPLE_NS : SAMPLE_FREE_NS);
     }
     if (inside || program->queued_ns > 0 || now - program->call_at < program->quiet_ns)
         return;
     if (now - program->sampled_at >= SAMPLE_NS / 2)
-        record(program, false);
+        record(program, false, false);
     program->idle = true;
     program->idle_at = now;
     say(program, VGPU_MSG_DONE, now - program->call_at);
@@ -395,6 +403,29 @@ static void hear(struct program *program)
     stale = true;
 }
 
+/*
+ * The driver's time slices: the program whose slice it is has the device until it has no work or the slice ends. Returns
+ * that program, or NULL during a switch.
+ */
+static const struct program *next_in_slices(void)
+{
+    static unsigned at;
+    static double left_ns;
+    bool ready = is_on(&programs[at]) && programs[at].queued_ns > 0;
+    left_ns -= STEP_NS;
+    if (ready && (left_ns > 0 || count == 1))
+        return left_ns > SLICE_NS ? NULL : &programs[at];
+    for (unsigned p = 1; p <= count; p++) {
+        unsigned next = (at + p) % count;
+        if (!is_on(&programs[next]) || programs[next].queued_ns <= 0)
+            continue;
+        left_ns = next == at ? SLICE_NS : SLICE_NS + SWITCH_NS;
+        at = next;
+        return left_ns > SLICE_NS ? NULL : &programs[at];
+    }
+    return NULL;
+}
+
 static void run_device(struct program *program, unsigned with_work)
 {
     if (program->queued_ns <= 0)
@@ -404,7 +435,7 @@ static void run_device(struct program *program, unsigned with_work)
         program->off_ns += STEP_NS;
         return;
     }
-    double part_ns = (double)STEP_NS / with_work;
+    double part_ns = !slices ? (double)STEP_NS / with_work : program == in_slice ? STEP_NS : 0;
     part_ns = part_ns < program->queued_ns ? part_ns : program->queued_ns;
     program->used_ns += part_ns;
     program->queued_ns -= part_ns;
@@ -428,6 +459,7 @@ static void step(void)
     }
     for (unsigned p = 0; p < count; p++)
         with_work += is_on(&programs[p]) && programs[p].queued_ns > 0;
+    in_slice = slices ? next_in_slices() : NULL;
     for (unsigned p = 0; p < count; p++) {
         run_device(&programs[p], with_work);
         run_host(&programs[p]);
@@ -457,6 +489,7 @@ static void read_program(struct program *program, char **words)
     for (uint32_t d = 0; d < DEVICES; d++)
         program->on[d] = true;
     program->quiet_ns = QUIET_NS;
+    program->sampled_at = BEGIN_NS;
 }
 
 static bool join(char **words)
@@ -543,7 +576,8 @@ int main(int argc, char **argv)
     if (folder < 0 || cut_open(folder, "", look_again) != 0)
         return 1;
     slowness = argc > 1 && strcmp(argv[1], "slow") == 0 ? 2 : 1;
-    for (int word = (int)slowness; word + WORDS <= argc && count < MOST; word += WORDS)
+    slices = argc > 1 && strcmp(argv[1], "sliced") == 0;
+    for (int word = slices ? 2 : (int)slowness; word + WORDS <= argc && count < MOST; word += WORDS)
         if (!join(argv + word))
             return 1;
     forget_folder(folder);
