@@ -35,11 +35,14 @@ class Tenant:
 
     def registers(self, lease: Path) -> bool:
         """Returns whether the registration succeeds. The arbiter refuses it if checking the locks takes too
-        long; libvgpu then tries again.
+        long; libvgpu then tries again. On a slow file system, the arbiter binds the lease's socket later.
         """
         self.line.close()
         self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connect_to_arbiter(self.line, lease)
+        try:
+            connect_to_arbiter(self.line, lease)
+        except FileNotFoundError:
+            return False
         self.line.settimeout(300)
         self.line.send(message(REGISTER, self.slot))
         (kind,) = struct.unpack_from("<I", self.line.recv(4096))
