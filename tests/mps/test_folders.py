@@ -60,8 +60,10 @@ def test_a_folder_that_cannot_be_made_for_mps_is_named_with_the_reason(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(os, "setxattr", without_acls)
-    (short_folder / "file").touch()
+    run = short_folder / "run"  # below the test's own folder, because MPS sets the modes of the parents, too
+    run.mkdir()
+    (run / "file").touch()
     with pytest.raises(VgpuError, match=sentence) as raised:
-        make(short_folder)
+        make(run)
     assert raised.value.code is ErrorCode.HELPER_FAILED
     assert "VGPUD_RUN_DIR" in raised.value.hint
